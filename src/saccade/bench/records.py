@@ -60,7 +60,9 @@ class Answer:
     verify: float = 0.0
     decode: float = 0.0  # All rounds; of a peer, all that follows its first tokens.
     captures: float = 0.0  # Capturing CUDA graphs between rounds; later answers use them too.
-    counted: int = 1  # How many tokens ``decode`` produced: all but the first, but at least 1.
+    # How many tokens ``decode`` produced, at least 1: all but the first, or of a peer all but those
+    # that came together first. If a peer's answer has no others, all of it counts.
+    counted: int = 1
     prompt_tokens: int = 0
     visual_tokens: int = 0
     draft_visual_tokens: int | None = None

@@ -146,7 +146,8 @@ UNSUPPORTED_SETTINGS: dict[str, tuple[Any, ...]] = {
     "output_hidden_states": (None, False),
     "cache_implementation": (None,),
 }
-# What to do instead of a refused setting; without an entry it is left out.
+# What a caller should do instead of giving a refused setting. Where there is no entry, it should
+# leave the setting out.
 INSTEAD = {
     **dict.fromkeys(
         ("num_beams", "num_beam_groups", "constraints", "force_words_ids"),
@@ -171,6 +172,7 @@ def merge_settings(
 ) -> GenerationConfig:
     """Returns the model's generation config, or the caller's, with the caller's settings over it.
 
+    A setting of None counts as not given, so the config's value stays. ``generate`` would erase it.
     ``supported_by_caller`` are settings of ``UNSUPPORTED_SETTINGS`` that the caller of this
     function supports. Raises OptionError naming a setting that is unknown, wrong or not supported.
     """

@@ -182,7 +182,8 @@ class Prompt:
     def rows(self, rows: Bool[Tensor, " len"]) -> Prompt:
         """Returns the prompt with these rows only, text or visual, at their old positions.
 
-        ``Media.coarse``, ``image_rows`` and ``has_trained_positions`` are not kept.
+        ``Media.coarse``, ``image_rows`` and ``has_trained_positions`` are not kept, and ``reading``
+        is the default.
         """
         chosen = rows[self.visual]
         return Prompt(
@@ -206,7 +207,7 @@ class Prompt:
     def head(self, stop: int) -> Prompt:
         """Returns the first ``stop`` rows of a whole prompt as a whole prompt.
 
-        ``Media.image_rows`` and ``Media.coarse`` are not kept.
+        ``Media.coarse``, ``image_rows`` and ``has_trained_positions`` are not kept.
         """
         part = self.rows(torch.arange(len(self), device=self.visual.device) < stop)
         next_position = int(part.positions[:, -1].max()) + 1
@@ -215,7 +216,8 @@ class Prompt:
     def tail(self, start: int) -> Prompt:
         """Returns the prompt's rows from ``start`` on, as a prompt of their own for a view.
 
-        Its media keep their numbers. ``Media.image_rows`` is not kept.
+        Its media keep their numbers. ``Media.image_rows`` and ``has_trained_positions`` are not
+        kept.
         """
         rows = torch.arange(len(self), device=self.visual.device) >= start
         part, coarse = self.rows(rows), self.media.coarse
@@ -314,8 +316,9 @@ class Prefill:
     relevance: Float[Tensor, "layer kv_head visual"] | None = None
     """The same with the softmax over the visual keys alone (HIPPO, Eq. 2)."""
     with_latest_attention: Callable[[], Prefill] | None = None
-    """Returns this prefill with ``mass`` and ``relevance`` of the rows that the target judged last.
-    None unless the view follows the answer (``View.key_updates``)."""
+    """Returns this prefill with ``mass`` and ``relevance`` measured anew, as the attention that the
+    visual keys got from the rows committed last instead of from the prompt's text. None unless the
+    view follows the answer (``View.key_updates``)."""
     words: Mapping[str, Texts] = field(default_factory=dict)
     """Texts that a view may put in the place of videos and images, by the kind of text: "newline",
     "caption"."""

@@ -17,6 +17,7 @@ from saccade.model.kernels.few_bits import Rounding
 from saccade.model.session import forward_rows
 from saccade.model.window_rule import KeyWindow
 
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # by families' configs
 BYTES_PER_WEIGHT = {"--dtype bfloat16": 2.0, "--quantize bnb-8bit": 1.0, "--quantize bnb-4bit": 0.5}
 """The options that make a model smaller, and the bytes that a weight takes with each."""
 
@@ -91,7 +92,7 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
                 model = model_class.from_config(config, trust_remote_code=trust_remote_code)
         settings = text.to_dict()
         selected = settings.get("num_experts_per_tok") or 1
-        experts = settings.get("num_experts") or settings.get("num_local_experts") or selected
+        experts = next((settings[name] for name in EXPERT_COUNTS if settings.get(name)), selected)
         share = selected / experts  # The part of the experts' weights that a token uses.
         decoder = sum(
             int(weight.numel() * (share if ".experts." in name else 1))

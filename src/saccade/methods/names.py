@@ -43,8 +43,9 @@ def resolve(name: str) -> Recipe:
     if chosen and not recipe.drafts and "drafter" not in chosen:
         raise MethodError(f"{base!r} drafts nothing, so {name!r} overrides nothing")
     parts = recipe.parts
-    # In AXES a drafter, view or shape comes before the settings of its fields. So a setting changes
-    # the part that the same name chooses, in whatever order the overrides are written.
+    # In AXES a drafter, view or shape comes before the settings of its fields. So in
+    # "sd/keep=0.2/view=uniform" the setting ``keep`` changes the view that the same text chooses,
+    # in whatever order they are written.
     for axis, kind in AXES.items():
         if axis in chosen:
             parts = kind.choose(parts, chosen[axis])
@@ -209,7 +210,9 @@ def _parse_weights(axis: str, value: str) -> Weighting:
 
 
 def _spell_weights(rule: Weighting) -> str:
-    name = next(name for name, make in WEIGHTINGS.items() if make(rule.window) == rule)
+    name = next((name for name, make in WEIGHTINGS.items() if make(rule.window) == rule), None)
+    if name is None:  # A recipe may have a rule that no word stands for.
+        return type(rule).__name__.lower()
     return name if rule.window is None else f"{name}-{rule.window}"
 
 
@@ -247,7 +250,7 @@ AXES: dict[str, Axis] = {
         owner=View,
         field="keep",
         parse=_parse_share_above_zero,
-        choices=f"share of {SHARE_OF['keep']}, 0 to 1",
+        choices=f"share of {SHARE_OF['keep']}, above 0 and up to 1",
         to_text="{:g}".format,
     ),
     "images": CommonSetting(
@@ -255,7 +258,7 @@ AXES: dict[str, Axis] = {
         owner=View,
         field="images",
         parse=_parse_share_above_zero,
-        choices=f"share of {SHARE_OF['images']}, 0 to 1",
+        choices=f"share of {SHARE_OF['images']}, above 0 and up to 1",
         to_text="{:g}".format,
     ),
     "positions": CommonSetting(

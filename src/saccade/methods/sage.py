@@ -17,8 +17,9 @@ root: the shape ``sage-ahead``, and the method ``sage-paper``. Its first tree is
 D and W from the last round, and grows the tree level by level from the laws that it then scores.
 ``sage-live`` takes D and W from the law that was just scored at the root, with no more forwards.
 Comparing it with ``sage`` shows what taking them from the last round costs. Where a tree would have
-too many nodes, the likeliest paths stay. The mean accepted length moves the D_max in use
-(Sec. 3.3).
+too many nodes, a planned tree keeps the likeliest paths. A tree that grows level by level keeps its
+upper levels whole, and the likeliest nodes of the level that reaches the limit. The mean accepted
+length moves the D_max in use (Sec. 3.3).
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ class Writes:
         )
 
     def after(self, path: Sequence[int]) -> Writes:
-        """Returns the writes of the rows after a path, seen from the memory at the path's end."""
+        """Returns the writes of the rows after a path's last row, seen from the memory there. They
+        are right for rows that follow the path, as the rest of a chain does."""
         start = path[-1] + 1
         later, passed = self.rows(slice(start, None)), self.total_decay[..., path[-1], None]
         return replace(later, total_decay=self.total_decay[..., start:] - passed)
@@ -566,8 +567,12 @@ class LayerStates:
         self._forget_forward()
 
     def commit_path(self, path: Sequence[int]) -> None:
-        """Commits the rows of a path of the tree. The tree's rows after its last one stay
-        scored."""
+        """Commits the rows of a path of the tree.
+
+        The rows after the path's last one keep their updates. These are right for rows that follow
+        the path, as the rest of a chain does. Callers drop the others, so nothing reads their
+        updates.
+        """
         self._forget_forward()
         if not path:
             return

@@ -236,7 +236,7 @@ class Session:
         # The windows that were saved for earlier prompts are dropped.
         cache.drop_saved_windows_except(lengths_to_store)
         with torch.no_grad():
-            logits = self._clip(model.logits(hidden[-1:]))[0]
+            logits = self._keep_draftable_ids(model.logits(hidden[-1:]))[0]
         if self._prefixes is not None:
             self._prefixes.add(prompt, cache, prefix_key)
         request = self.requests[number] = RequestState(
@@ -351,7 +351,7 @@ class Session:
                 cache,
                 prompt.context.tolist(),
                 prompt.next_position,
-                root_logits=self._clip(prefill.logits[None])[0],
+                root_logits=self._keep_draftable_ids(prefill.logits[None])[0],
                 source=source,
                 prompt_rows=(cache.length, source.length),
                 noise_number=number,
@@ -574,7 +574,9 @@ class Session:
         # A captured forward has given banned ids the logit -inf already, and has computed the
         # likeliest tokens, by which it is recognised here.
         is_clipped = None not in rows.likeliest
-        new_logits = list(rows.logits[:, : self._vocab] if is_clipped else self._clip(rows.logits))
+        new_logits = list(
+            rows.logits[:, : self._vocab] if is_clipped else self._keep_draftable_ids(rows.logits)
+        )
         new_likeliest = [*rows.likeliest]
         scores = {}
         for number, tree in trees.items():
@@ -679,7 +681,9 @@ class Session:
             model.has_uneven_heads,
         )
 
-    def _clip(self, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows clipped"]:
+    def _keep_draftable_ids(
+        self, logits: Float[Tensor, "rows vocab"]
+    ) -> Float[Tensor, "rows shared_vocab"]:
         """Returns logits of the shared vocabulary, where banned ids have probability 0."""
         logits = logits[:, : self._vocab]
         if len(self._banned):

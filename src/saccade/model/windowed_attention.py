@@ -92,7 +92,8 @@ def visible_keys(
         visible[:, segment.at :] |= reach[:, None] == reach
     if window is None:
         return visible, 0
-    # Below, "place" is the number of tokens before a row or key in the text that ends with the row.
+    # A window measures distance in the text that ends with the row: the committed tokens and then
+    # the row's ancestors. A "place" is a row's or key's number in that text, from 0 on.
     path = visible[segment.committed_rows :, tree_start:]  # Each node's ancestors and itself.
     row_places = segment.at + torch.arange(new)
     row_places[segment.committed_rows :] = tree_start - 1 + path.sum(1)

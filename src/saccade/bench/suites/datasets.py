@@ -73,7 +73,10 @@ class Dataset:
     remedy: str = ""  # The command that fetches what is missing.
 
     def items(self) -> Iterator[Item]:
-        """Yields every usable item. Raises `OptionError` where the rows are damaged."""
+        """Yields every usable item. Raises `OptionError` where the rows are damaged.
+
+        If the last turn asks the next item's question, each item has that item as `next_item`.
+        """
         items = (entry for entry in self.entries() if isinstance(entry, Item))
         return with_next_items(items) if self.setting.asks_next_item else items
 
@@ -139,9 +142,9 @@ class Dataset:
         if not isinstance(raw, str) or not raw.strip():
             raise LayoutError("it has no question")
         answers: tuple[str, ...] = ()
-        # Tasks of reasoning and code keep their texts as they are, because spaces matter in code.
-        is_code = task == "text"
-        question = raw if is_code else wording.IMAGE_MARKS.sub("", raw).strip()
+        # Reasoning and code (the task "text") keep their texts as they are: spaces matter in code.
+        is_verbatim = task == "text"
+        question = raw if is_verbatim else wording.IMAGE_MARKS.sub("", raw).strip()
         options = wording.column_texts(row, columns.get("options", ()))
         if task == "choice" and not options:
             question, options = wording.split_options(question)
@@ -154,7 +157,7 @@ class Dataset:
             answers = wording.right_letter(wording.first_value(row, columns["answer"]), options)
         else:
             answers = wording.right_answers(
-                wording.first_value(row, columns["answer"]), verbatim=is_code
+                wording.first_value(row, columns["answer"]), verbatim=is_verbatim
             )
         media_items = self._media(name, part, row)
         if IMAGE_MARK in prompt and prompt.count(IMAGE_MARK) != len(media_items):

@@ -65,7 +65,9 @@ class BlockSession(HeadSession):
             levels = [*request.block_logits]
             missing = max(depths, default=0) + 1 - len(levels)
             if missing > 0:
-                uniform = self._clip(torch.zeros_like(levels[0])[None])[0]
+                # Equal logits for all ids that may be drafted: `_keep_draftable_ids` leaves those
+                # that draft and target share, and gives banned ones -inf.
+                uniform = self._keep_draftable_ids(torch.zeros_like(levels[0])[None])[0]
                 levels += [uniform] * missing
             request.node_logits = [levels[depth] for depth in depths]
         return super().make_scores(trees)
@@ -107,7 +109,7 @@ class BlockSession(HeadSession):
                 [each.positions(each.rows + block_offsets) for each in outdated],
             )
             for each, block_logits in zip(outdated, logits, strict=True):
-                each.block_logits = first_session._clip(block_logits)
+                each.block_logits = first_session._keep_draftable_ids(block_logits)
                 each.root_logits = each.block_logits[0]
         return [session.make_scores(trees) for session, trees in sessions]
 

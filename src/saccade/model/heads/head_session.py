@@ -334,7 +334,7 @@ class HeadSession(Session):
                 rows.segments,
             )
             needed = [row for _, start, stop in rows.scored for row in range(start, stop)]
-            logits = first_session._clip(head.logits(outputs[needed]))
+            logits = first_session._keep_draftable_ids(head.logits(outputs[needed]))
             by_row = dict(zip(needed, logits, strict=True))
             for (request, start, stop), segment in zip(rows.scored, rows.segments, strict=True):
                 if segment.committed_rows:

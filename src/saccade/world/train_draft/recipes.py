@@ -22,7 +22,8 @@ from saccade.inputs.checkpoints import EMBEDDED_TARGET
 if TYPE_CHECKING:
     from torch import nn
 
-Kind = Literal["video", "image", "diff"]  # The world's kinds of media.
+# What a sample shows: a clip, one picture, or ("diff") two pictures whose difference is asked for.
+Kind = Literal["video", "image", "diff"]
 ALL_KINDS: tuple[Kind, ...] = ("video", "image", "diff")
 Part = Literal["projector", "language", "vision", "head"]
 # What families call the modules between a vision tower and the language model.
@@ -131,8 +132,8 @@ _ONEVISION = (
     _train_all("single-image", 3_200_000, ("image",)),
     _train_all("onevision", 1_600_000, ALL_KINDS),
 )
-# LLaMA-68M and LLaMA-160M (Miao et al., 2023). A fresh draft for the embedded target does not
-# start from these models, and only has as many layers.
+# LLaMA-68M and LLaMA-160M (Miao et al., 2023). A fresh draft for the small target that comes
+# with Saccade takes only the number of layers from them, and its sizes from that target.
 _SMALL, _LARGE = "JackFram/llama-68m", "JackFram/llama-160m"
 RECIPES = {
     "llava-1.5-68m": DraftRecipe(_SMALL, 2, _LLAVA),
