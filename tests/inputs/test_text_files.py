@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 from pathlib import Path
 
@@ -30,6 +31,7 @@ FILES = [
     ("stream.ts", b"\x47\x40\x11\x10\x00\x42\xf0" * 20, False),
     ("page.mp4", b"<html>not found</html>", False),
     ("picture.png", b"no picture", False),
+    ("notes.txt.gz", gzip.compress(b"words"), False),
     ("picture", picture("PNG"), False),
     ("photo", picture("JPEG"), False),
     ("drawing", picture("GIF"), False),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from by_hand import CASES, attention, case, visual_rows
+from conversations import further, question
 from helpers import (
     backbone,
     hf_greedy,
@@ -174,6 +175,28 @@ def test_each_round_drafts_on_the_keys_looked_at_last(monkeypatch):
         changed += not torch.equal(right.reading.heads, before.reading.heads)
         before = right
     assert len(kept) > 4 and changed > 2
+
+
+def test_a_turn_of_a_conversation_counts_its_own_rounds(monkeypatch):
+    """Claim: the view chooses again after each round with a draft, in every turn; the token of a
+    turn's prefill is no round. Fails if a later turn chooses once more than it has rounds."""
+    model, inputs = case("qwen2_5_vl")
+    chosen: list[int] = []
+    reselect = Session.reselect
+
+    def counted(session: Session, number: int, prompt: Prompt) -> None:
+        chosen.append(number)
+        reselect(session, number, prompt)
+
+    monkeypatch.setattr(Session, "reselect", counted)
+    with saccade.Conversation(backbone(model), method="fresh", max_new_tokens=24) as talk:
+        for turn in range(3):
+            chosen.clear()
+            result = talk.run(inputs)
+            assert (result.reused_tokens > 0) == (turn > 0)
+            # The last round ends the answer before the view can choose again, or after.
+            assert len(chosen) in (len(result.forwards) - 1, len(result.forwards))
+            inputs = further(inputs, [*result.ids, *question(turn)])
 
 
 # -- the answer --------------------------------------------------------------------------------

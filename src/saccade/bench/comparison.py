@@ -29,8 +29,8 @@ class Summary:
     ``tau``, ``acceptance_rate``, ``rounds`` and the two reasons are those of the last run.
 
     ``decode_seconds`` covers the tokens after the first, ``prefill_seconds`` everything else
-    (vision, both prefills, guidance). An answer of one token has no speed of decoding. Speedups are
-    per token against ``ar``: ratios run by run, then their median.
+    (vision, both prefills, choosing what the draft reads). An answer of one token has no speed of
+    decoding. Speedups are per token against ``ar``: ratios run by run, then their median.
     """
 
     token_ids: tuple[int, ...] | None = None

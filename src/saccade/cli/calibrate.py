@@ -33,7 +33,9 @@ def calibrate(
     device_options: DeviceOptions,
     videos: Annotated[
         list[str] | None,
-        typer.Argument(help="Videos, GIFs, images or folders; the target shapes makes its own."),
+        typer.Argument(
+            help="Videos, images or folders. If none, clips are drawn for the target 'shapes'."
+        ),
     ] = None,
     prompt: command_options.Prompt = command_options.QUESTION,
     target: Annotated[
@@ -70,7 +72,7 @@ def calibrate(
         run_setup.check_methods([method])
     if not videos and target != EMBEDDED_TARGET:
         raise OptionError(
-            f"give a video or more: only the target shapes makes its own, not {target}"
+            f"give a video or more: clips are drawn only for the target 'shapes', not for {target}"
         )
     run_setup.check_checkpoints(target, draft)
     sampling = frames.sampling()

@@ -49,7 +49,8 @@ def caption(
         typer.Option(help="Spread over a Ray cluster: local, auto (this machine's) or host:port."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="With --ray; else one a GPU, or one a node.")
+        int | None,
+        typer.Option(min=1, help="Of --ray. Default: one per GPU, or one per node without GPUs."),
     ] = None,
     method: command_options.Method = None,
     max_new_tokens: command_options.Tokens = 256,

@@ -73,8 +73,8 @@ def compare(
     prepare(settings.threads, verbose, quiet=as_json)
     from saccade.bench.comparison import resolve_methods
 
-    # This refuses a method that cannot be used before the models are loaded. Where a method drafts
-    # in a process of its own, that process starts here and gets ready while they load.
+    # A method that cannot be used is refused here, before the models are loaded. Where a method
+    # drafts in a process of its own, that process starts here and gets ready while they load.
     ours = [name for name, recipe in resolve_methods(names).items() if recipe is not None]
     run_setup.resolve_recipes(ours, exact)
     pair = settings.load_models(quiet=as_json)
@@ -138,7 +138,8 @@ class Comparison:
         page.print(
             f"[dim]{about['visual_tokens']} visual tokens, {about['dtype']} on {about['device']}, "
             f"{about['threads']} threads; {runs}; "
-            "speedups are against ar in the same run; before s: vision, prefill and guidance[/dim]"
+            "speedups are against ar in the same run; before s: seconds before decoding (vision, "
+            "prefills, and choosing what the draft reads)[/dim]"
         )
         terminal_output.print_notes(page, self.rows)
         if self.warning is not None:

@@ -46,11 +46,11 @@ class CpuSample:
     @classmethod
     def now(cls) -> CpuSample:
         """Returns a sample of this moment."""
-        all_programs = psutil.cpu_times(percpu=True)
+        times_by_core = psutil.cpu_times(percpu=True)
         seconds = 0.0
         for number in own_cpus():
-            if number < len(all_programs):
-                cpu = all_programs[number]._asdict()
+            if number < len(times_by_core):
+                cpu = times_by_core[number]._asdict()
                 # User time includes that of guests, which would otherwise be counted twice.
                 not_counted = ("idle", "iowait", "guest", "guest_nice")
                 seconds += sum(value for name, value in cpu.items() if name not in not_counted)

@@ -290,29 +290,30 @@ class ForwardTimes(NamedTuple):
 
     def after_drafting(
         self,
-        levels: int,
-        level_seconds: float,
+        draft_forwards: int,
+        draft_seconds: float,
         rows: int,
         seconds: float,
         believed: float,
-        believed_level: float,
+        believed_draft_forward: float,
     ) -> ForwardTimes:
-        """Returns the times after a draft of ``levels`` forwards and the target's forward over it.
+        """Returns the times after a draft of so many forwards and the target's forward over it.
 
-        ``level_seconds`` are the seconds of the whole draft, and ``seconds`` those of the target's
+        ``draft_seconds`` are the seconds of the whole draft, and ``seconds`` those of the target's
         forward of ``rows`` rows. ``believed`` are the seconds that this forward was believed to
-        take, and ``believed_level`` those of one forward of the draft. Even the first drafts count
-        as at most ``FORWARD_OUTLIER_FACTOR`` times the expected seconds, because a busy machine may
-        have slowed them down.
+        take, and ``believed_draft_forward`` those of one forward of the draft. Even the first
+        drafts count as at most ``FORWARD_OUTLIER_FACTOR`` times the expected seconds, because a
+        busy machine may have slowed them down.
         """
-        level = self.draft_forward
-        expected = level.mean if level.weight >= MIN_FORWARDS_FOR_OUTLIERS else believed_level
-        level_seconds = min(level_seconds, FORWARD_OUTLIER_FACTOR * levels * expected)
+        mean = self.draft_forward
+        is_known = mean.weight >= MIN_FORWARDS_FOR_OUTLIERS
+        expected = draft_forwards * (mean.mean if is_known else believed_draft_forward)
+        draft_seconds = min(draft_seconds, FORWARD_OUTLIER_FACTOR * expected)
         if self.weight >= MIN_FORWARDS_FOR_OUTLIERS:
             seconds = min(seconds, FORWARD_OUTLIER_FACTOR * self.average * believed)
         extra_rows, memory = rows - 1, TIMES_MEMORY
         return self._replace(
-            draft_forward=level.fold(level_seconds, levels, memory),
+            draft_forward=mean.fold(draft_seconds, draft_forwards, memory),
             weight=memory * self.weight + 1,
             rows=memory * self.rows + extra_rows,
             square_rows=memory * self.square_rows + extra_rows * extra_rows,

@@ -79,6 +79,8 @@ class CaptionSettings(Answering):
         because speculative decoding does not change greedy answers."""
         load = {k: v for k, v in self.load if k in ANSWER_SETTINGS and v not in (None, "auto")}
         parts = [self.target, self.max_new_tokens, asdict(self.sampling), load]
+        if self.exact:  # In bf16 and fp16 its answers may be others.
+            parts.append("exact")
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
     def row(self, job: ClipJob, **fields: Any) -> Row:

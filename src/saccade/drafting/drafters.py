@@ -316,6 +316,7 @@ class SessionDrafter(Drafter):
         return self._planning
 
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
+        self._has_drafted -= turns.keys()
         self.session.turn(turns, rules)
 
     def start_growth(self, states: Mapping[int, State]) -> Growth | None:
@@ -384,8 +385,9 @@ class _PrefilledPrompt:
         Rows are equal if they have the same id and position. A visual row must also be of a medium
         whose number is in ``media``.
         """
-        # The prompt ends and the text begins here. This may be before the old end of the prompt,
-        # because a turn may have dropped its last tokens.
+        # ``state.context`` has the prompt and the text after it, and ``state.length`` is the
+        # text's length. A turn may have dropped the prompt's last tokens, so the prompt may be
+        # shorter now than when it was read.
         text_start = len(state.context) - state.length
         device = prompt.positions.device
         ids = torch.tensor(state.context, device=device)
@@ -584,6 +586,7 @@ class SelfDrafter(SessionDrafter):
         if earlier is not None:
             self.session.rules = earlier.rules
             self._rounds.clear()
+            self._has_drafted.clear()
         pruned = [self._view(prefill, prefill.prompt) for prefill in prefills]
         self._visual_tokens = {i: prompt.visual_tokens for i, prompt in enumerate(pruned)}
         clock = Clock(self.session.backbone.device)
@@ -605,7 +608,8 @@ class SelfDrafter(SessionDrafter):
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         super().commit(tokens)
-        # A request that has not drafted yet commits the prefill's own token, which is no round.
+        # A request that has not drafted in this turn commits the prefill's own token, which is no
+        # round.
         requests_with_round = tokens.keys() & self._has_drafted
         for request in self._refreshed_views.keys() & requests_with_round:
             self._refresh_view(request)
@@ -616,12 +620,13 @@ class SelfDrafter(SessionDrafter):
         """Slides a request's window once ``SLIDE_TOKENS`` rows or more were added to it: drops that
         many of the prompt's rows, the first ones after the attention sinks."""
         state, sinks = self.session.requests[request], self._key_updates.sinks or 0
-        prompt_rows, source_prompt_rows = state.prompt_rows
+        # How many rows the prompt has in the draft's cache, and in the target's, which keeps all.
+        prompt_rows, target_prompt_rows = state.prompt_rows
         added = state.cache.length - self._window_rows[request]
         if added >= SLIDE_TOKENS and prompt_rows > sinks:
             dropped = min(added, prompt_rows - sinks)
             state.cache.remove_rows(sinks, dropped)
-            state.prompt_rows = prompt_rows - dropped, source_prompt_rows
+            state.prompt_rows = prompt_rows - dropped, target_prompt_rows
 
     def _refresh_view(self, request: int) -> None:
         """Lets the view choose again in every ``Refresh.every``-th round, by the attention of the

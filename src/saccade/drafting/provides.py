@@ -122,7 +122,9 @@ class Provides:
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     shape_families: tuple[type[Shape], ...] = ()  # shapes with a parameter, spelled NAME-...
     drafters: Mapping[str, MakeDrafter] = field(default_factory=dict)
-    # (how many of the last positions the rule reads, or None for all) -> rule
+    # The values of the axis ``weights``: rules by which an ensemble weighs its views. Each is a
+    # function from a window to a rule. The window is how many of the last verified positions the
+    # rule learns from; None stands for all.
     weights: Mapping[str, Callable[[int | None], Weighting]] = field(default_factory=dict)
     axes: Mapping[str, Axis] = field(default_factory=dict)  # settings of its own parts
 

@@ -54,8 +54,14 @@ class Subject:
 
 def is_media_name(name: str) -> bool:
     """Returns whether a name has the ending of a media file. Such a file need not exist."""
-    kind = FILE_TYPES.guess_type(name)[0] or ""
-    return kind.startswith(("image/", "video/", "audio/"))
+    return _kind_of(name).startswith(("image/", "video/", "audio/"))
+
+
+def _kind_of(name: str) -> str:
+    """Returns the type of a file by its name's ending, such as "video/mp4". It is empty for an
+    unknown ending and for a compressed file, such as clip.mp4.gz."""
+    kind, compression = FILE_TYPES.guess_type(name)
+    return kind if kind is not None and compression is None else ""
 
 
 def is_text_file(file: Path) -> bool:
@@ -64,7 +70,7 @@ def is_text_file(file: Path) -> bool:
     The first bytes are taken for text if they are UTF-8 without a zero byte. Every format of
     pictures and videos has other bytes among its first ``FIRST_BYTES``.
     """
-    kind = FILE_TYPES.guess_type(file.name)[0] or ""
+    kind = _kind_of(file.name)
     if kind.startswith("text/") or kind == "application/json":
         return True
     if is_media_name(file.name):

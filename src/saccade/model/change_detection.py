@@ -76,7 +76,7 @@ _locks_lock = threading.Lock()
 
 
 def lock_of(module: nn.Module) -> ModuleLock:
-    """Returns the lock of a module, which is the same for all_programs who uses the module."""
+    """Returns the lock of a module. Everybody who uses the module gets the same one."""
     with _locks_lock:
         return _locks.setdefault(module, ModuleLock())
 
@@ -180,7 +180,8 @@ class Snapshot:
         Args:
             modules: all modules whose change matters.
             configs: the configs that they read while they compute.
-            outer: those modules that store something about each prompt in their attributes.
+            outer: those modules that contain the language model. They store something about each
+                prompt in their attributes, so only their registries are compared.
         """
         outer_ids = {*map(id, outer)}
         self._modules = modules

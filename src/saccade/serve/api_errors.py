@@ -58,8 +58,8 @@ class ApiError(SaccadeError):
         ``names`` has such a name for each field that the server calls differently.
         """
         message = self.message
-        for ours, clients in names.items():
-            message = re.sub(rf"\b{ours}\b", clients, message)
+        for server_name, client_name in names.items():
+            message = re.sub(rf"\b{server_name}\b", client_name, message)
         param = None if self.param is None else names.get(self.param, self.param)
         return ApiError(self.status, message, param, self.headers)
 

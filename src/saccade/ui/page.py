@@ -123,6 +123,8 @@ def round_html(pair: PageModels, run_state: PageRun | None, number: int) -> tupl
     views = [view.name for view in ensemble] if len(ensemble) > 1 else []
     emitted_before = [token for round in rounds[:index] for token in round.emitted]
     text_before = pair.token_text(emitted_before[-1]) if emitted_before else ""
+    # ``RoundRecord.note`` has the draft's probability of each node. In an ensemble it has the
+    # weights of the views instead, which the tree must not show as probabilities.
     picture = pictures.tree(
         rounds[index], pair.token_text, text_before, notes_are_weights=bool(views)
     )

@@ -136,8 +136,8 @@ def run_question(
             "use a shorter or smaller clip, or start saccade ui with a larger --max-prompt"
         )
     captioner = pair.captioner([list(clip.frames)])
-    # The recipe as the stream that was started last has planned it for this machine. The drafted
-    # answer is started last, so in the end this is its recipe.
+    # Each stream plans its recipe for this machine, and this is the plan of the latest stream. The
+    # drafted answer starts after the plain one, so in the end this is the drafted answer's.
     planned_recipe = recipe
 
     def start(method: Recipe, on_phase: OnPhase, **overrides: Any) -> Any:

@@ -275,7 +275,7 @@ class WorkerLoop:
         self._channel = channel
         self._messages: deque[tuple[Any, ...]] = deque()
         self._models: dict[int, Backbone] = {}
-        self._child: JobRunner | None = None
+        self._runner: JobRunner | None = None  # of the current job
         self._job_number = 0  # It marks all messages about the job.
 
     def work(self) -> None:
@@ -285,16 +285,16 @@ class WorkerLoop:
             try:
                 while self._messages or self._fetch():
                     self._handle(*self._messages.popleft())
-                if self._child is not None and self._child.is_busy():
-                    self._child.step()
+                if self._runner is not None and self._runner.is_busy():
+                    self._runner.step()
                     self._capture_new_sizes()
             except ConnectionError:
                 raise
             except Abandoned:
-                self._child = None
+                self._runner = None
             except Exception as error:
                 log.exception("drafting failed")
-                self._child = None
+                self._runner = None
                 self._send("failed", f"{type(error).__name__}: {error}")
 
     def _capture_new_sizes(self) -> None:
@@ -308,7 +308,7 @@ class WorkerLoop:
     def _fetch(self) -> bool:
         """Receives a message, and waits for one if there is nothing to draft. Returns whether one
         came."""
-        is_busy = self._child is not None and self._child.is_busy()
+        is_busy = self._runner is not None and self._runner.is_busy()
         message = self._channel.receive(0.0 if is_busy else None)
         if message is not None:
             self._messages.append(message)
@@ -333,11 +333,11 @@ class WorkerLoop:
         }
         if name in handlers:
             handlers[name](*content)
-        elif self._child is not None:
-            getattr(self._child, name)(*content)
+        elif self._runner is not None:
+            getattr(self._runner, name)(*content)
 
     def _begin(self, number: int, threads: int) -> None:
-        self._job_number, self._child = number, None
+        self._job_number, self._runner = number, None
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
 
@@ -351,10 +351,10 @@ class WorkerLoop:
         self._models.pop(key, None)
 
     def _start(self, key: int, job: Job) -> None:
-        self._child = JobRunner(self._models[key], job, self._send, self._is_abandoned)
+        self._runner = JobRunner(self._models[key], job, self._send, self._is_abandoned)
 
     def _stop(self) -> None:
-        self._child = None
+        self._runner = None
         self._send("idle")
 
 

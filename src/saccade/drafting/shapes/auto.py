@@ -662,7 +662,8 @@ def _learn_from_draft(estimates: Estimates, round: Round) -> Estimates:
     the one that was rejected.
     """
     verdicts: list[tuple[float, bool]] = []
-    judged, runners_up = 0.0, FadingMean(0.0, 0.0)
+    judged = 0.0
+    hits, promised = 0, 0.0  # of the runners-up beside a rejected first choice
     path, confidences = (ROOT, *round.verdict.path), round.tree.confidences
     for parent, accepted in zip(path, (*path[1:], None), strict=True):
         if accepted is None and round.verdict.own is None:
@@ -679,12 +680,13 @@ def _learn_from_draft(estimates: Estimates, round: Round) -> Estimates:
         judged += estimates.acceptance.surprise.trust * excess_surprise
         # One more verdict on the runners-up: whether one of them was accepted, and how likely that
         # was by the draft's confidence, given that its first choice was wrong.
+        hits = int(accepted is not None)
         promised = sum(_share_of_rest(confidences[first], confidences[node]) for node in others)
-        runners_up = FadingMean(accepted is not None, promised)
         break
+    calibration = estimates.runner_up_calibration.fold(hits, promised, ACCEPTANCE_MEMORY)
     return estimates._replace(
         acceptance=estimates.acceptance.fold(verdicts, judged, ACCEPTANCE_MEMORY),
-        runner_up_calibration=estimates.runner_up_calibration.fold(*runners_up, ACCEPTANCE_MEMORY),
+        runner_up_calibration=calibration,
     )
 
 
@@ -720,9 +722,11 @@ def _law_and_alternatives(
     """Returns the draft's law after ``node``, its confidence in the token there, and the likeliest
     alternatives with its confidence in each.
 
-    When sampling, the token is yet to be drawn: the confidence is the mean over the draws, and
-    there are no alternatives. Raises BrokenLaw on NaN.
+    When greedy, the law is the id of the token. When sampling, it is a vector of probabilities and
+    the token is yet to be drawn: the confidence is the mean over the draws, and there are no
+    alternatives. Raises BrokenLaw on NaN.
     """
+    # The forward may have found its two likeliest tokens already.
     computed = scores.computed_top(node) if runners_up <= 1 else None
     if computed is not None:
         if computed.token == NO_TOKEN:
@@ -730,6 +734,7 @@ def _law_and_alternatives(
         runner_up = computed.runner_up, computed.runner_up_probability
         is_offered = runners_up and runner_up[1] > 0
         return computed.token, computed.probability, [runner_up] if is_offered else ()
+    # Where the rules only take the arg-max, it is the first token that ``topk`` finds below.
     law = None if scores.rules.plain else scores.law(node)
     if isinstance(law, Tensor):
         return law, confidence(scores, node, law), ()

@@ -21,7 +21,7 @@ from saccade.drafting.shapes.policies import Chain, CostedShape, Paths, grow_sta
 MAX_CHAIN_LENGTH = 12
 PRIOR_ACCEPTANCE = 0.85
 PRIOR_WEIGHT = 8.0  # tokens
-ACCEPTANCE_MEMORY = 0.98  # what is left of the judged tokens after one more round
+ACCEPTANCE_MEMORY = 0.98  # Each round multiplies the weight of earlier judged tokens by this.
 
 
 def expected_tree(rate: float, paths: Paths) -> float:

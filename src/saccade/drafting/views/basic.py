@@ -26,7 +26,7 @@ from saccade.core.prompt import Media, Prefill, Prompt, Reading, Texts
 from saccade.core.protocols import CostedView, EarlyChoice, EarlyView, KeyUpdates, Refresh, View
 from saccade.drafting.views import saliency
 
-GOLDEN_RATIO = (5**0.5 - 1) / 2
+GOLDEN_FRACTION = (5**0.5 - 1) / 2  # 1 / phi, about 0.618
 SEED_TOKENS = 16  # The seed of a random view is computed from this many visual embeddings.
 # The numbers that the seed is computed from are rounded to multiples of their mean magnitude
 # divided by this.
@@ -180,8 +180,12 @@ class Fixed(Pruned):
 
 @dataclass(frozen=True)
 class Affordable(CostedView):
-    """An even sample of the video, or the beginning of a document, as large as the draft reads
-    without getting slower. The share is set by ``recipe.plan``."""
+    """An even sample of the video, or the beginning of a document, of the largest share that is
+    cheap: a step of the draft takes hardly longer than over any other share, and its prefill, if
+    it has one, a small part of the target's.
+
+    ``recipe.plan`` sets the share, which it gets from ``cost_measurement.affordable_share``.
+    """
 
     name: str = "affordable"
     keep: float | None = None
@@ -364,7 +368,7 @@ def scattered(
 def _scatter(count: int, budget: int) -> Int[Tensor, " kept"]:
     """Returns ``budget`` of the numbers below ``count``, in order, by the rule of
     :func:`scattered`."""
-    fractions = torch.arange(count, dtype=torch.float64) * GOLDEN_RATIO % 1
+    fractions = torch.arange(count, dtype=torch.float64) * GOLDEN_FRACTION % 1
     return fractions.argsort()[:budget].sort().values
 
 

@@ -168,12 +168,14 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
         }
         max_bytes = limits.max_memory or self.memory
         with self._child(stop) as child:
-            deadline = min(time.monotonic() + seconds, stop.deadline)
+            start = time.monotonic()
+            deadline = min(start + seconds, stop.deadline)
+            allowed_seconds = min(seconds, round(stop.deadline - start, 1))
             try:
                 child.send(request, payloads, deadline)
                 result = child.receive(max_bytes, deadline)
             except TimeoutError:
-                raise refusal(label, *TOO_SLOW, seconds) from None
+                raise refusal(label, *TOO_SLOW, allowed_seconds) from None
             except (OSError, EOFError):
                 stop.check()  # The child may have been killed because the call was stopped.
                 if self._is_closed:
@@ -310,6 +312,7 @@ class _Child:
         except OSError:
             self.socket.close()
             raise _start_error(memory) from None
+        # Its processor time is Saccade's own, and not that of other programs on the machine.
         count_as_own(self.process)
         ready = b""
         with suppress(OSError, EOFError):

@@ -129,7 +129,8 @@ class Tower:
             or not compiled.supports_head_dim(width)
         ):
             return call_theirs()
-        # Without a bias our kernel is causal. With one, here of 0, every row sees every key.
+        # Our kernel is causal unless it is given a bias, which is added to the logits of the last
+        # keys. A bias of 0 on the last key alone changes nothing, and every row sees every key.
         zero_bias = query.new_zeros(new, 1)
 
         def call_ours() -> tuple[Tensor, None]:

@@ -44,7 +44,7 @@ class WindowedTower:
 
     config: Any
     weight: Tensor
-    """One of their weights, whose device and type are those of what they compute."""
+    """One of their weights. They compute on its device and in its type."""
 
     @property
     def is_supported(self) -> bool:

@@ -154,8 +154,8 @@ class TrainedHead(nn.Module):
         answer_rows = conversation.is_answer[1:]
         if not bool(answer_rows.any()):
             return None
-        # In the last step a row depends on the row ``steps - 1`` rows before it. No earlier row has
-        # to be computed after step 0.
+        # Only answer rows enter the loss. In the last step the first of them depends on the row
+        # ``steps - 1`` rows before it, so rows before that one are computed in step 0 only.
         first = max(0, int(answer_rows.nonzero()[0]) - steps + 1)
         unrolled = self.unroll(
             conversation.ids, conversation.positions, conversation.hidden, steps, first
