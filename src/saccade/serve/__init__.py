@@ -2,7 +2,8 @@
 
 1. `routes` checks the API key, the size of the body and whether the server is draining.
    `request_bodies` reads the body, and `request_schema` checks its JSON: a field that it does not
-   know is refused by name.
+   know is refused by name. `request_reader` checks what this server allows, such as the number of
+   tokens.
 2. `completion_handler` reserves slots in the `queue` for the answers. Where none is free the client
    is refused with 429 and the seconds after which to try again.
 3. `request_reader` loads the media (`media.fetch`), decodes them in a guarded process
