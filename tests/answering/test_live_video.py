@@ -181,6 +181,7 @@ def test_a_window_in_tokens_holds_what_came_during_an_answer():
         expected = zoo.hf_greedy(zoo.member("qwen2.5-vl"), inputs, COUNT)
         assert list(live.ask("What is there?").ids) == expected
         assert (live.latest_frames(1)[0][0] == frame(107)).all()
+        assert live.latest_frames(0) == []
 
 
 def test_a_question_that_raises_does_not_stop_the_watching():

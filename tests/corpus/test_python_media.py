@@ -279,6 +279,7 @@ def test_a_video_of_messages_keeps_the_sampling_that_it_does_not_replace(
 
     assert frames_of() == frames_of(start=0) == frames_of(video_end=1.0) == 4
     assert frames_of(num_frames=3, start=0) == 3
+    assert frames_of(fps=None) == frames_of(num_frames=None, nframes=None) == 4
     assert frames_of(fps=2) != 4
 
 

@@ -7,7 +7,8 @@ left. A question is dropped with the last of its segments.
 
 **What an answer is.** It is what ``generate`` answers to :meth:`Live.inputs`, which is what the
 model's processor makes of the kept conversation as it stands. After a drop the kept segments move
-to the positions that this prompt gives them, so the target reads them once more. A frame is
+to the positions that this prompt gives them, so the target reads them once more. Each drop leaves
+at most half of the window, or one segment, and the next drop removes what this one left. A frame is
 therefore read at most twice: when it comes, and when the frames before it are dropped. The output
 of the vision tower is kept for every kept segment, so no frame is encoded twice.
 """
@@ -272,6 +273,8 @@ class Live(AbstractContextManager["Live"]):
         """Returns the latest frames that are kept or wait, at most ``count``, oldest first."""
         with self._waiting_lock:
             waiting = [*self._waiting]
+        if count <= 0:
+            return []
         # A segment has at least one frame, so the last `count` segments are enough. A frame that
         # was repeated to fill a segment has the same time again, so the dict holds it once.
         frames: dict[float, Image] = {}

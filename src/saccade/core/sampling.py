@@ -371,9 +371,10 @@ class Scores:
         token was the arg-max.
 
         ``law`` is the law to draw from, if the caller has it already. Every draw of a level of the
-        tree has noise of its own, so siblings and cousins are drawn independently. A drawn token
-        stands (see ``Tree``). The noise also depends on where this draft began. So a new draft is
-        independent of tokens that an earlier one drew after a rejected token.
+        tree has noise of its own, so siblings and cousins are drawn independently. The caller may
+        not take a token back because of what was drawn: every draw must be judged (see ``Tree``).
+        The noise also depends on where this draft began. So a new draft is independent of tokens
+        that an earlier one drew after a rejected token.
         """
         law = self.law(node) if law is None else law
         assert law is not None, "a node that is drawn after has a row"
@@ -391,7 +392,11 @@ class Scores:
         return token, law
 
     def noise(self, role: str, below: int, sibling: int) -> float:
-        """Returns uniform noise for verifying a node ``below`` tokens after the committed text."""
+        """Returns uniform noise for the place ``below`` tokens after the committed text.
+
+        The role "accept" is for the test of a drafted token, which is number ``sibling`` among its
+        siblings. The role "own" is for the target's own token, with ``sibling`` 0.
+        """
         return uniform(self.rules.seed, self.request, role, self.position + below, sibling)
 
     @property

@@ -173,7 +173,10 @@ class Messages:
         return "image"
 
     def _add_video(self, value: Any, part: Mapping[str, Any]) -> str:
-        options = {ours: part[name] for name, ours in VIDEO_OPTIONS.items() if name in part}
+        # Rows of a dataset often have a key without a value.
+        options = {
+            ours: part[name] for name, ours in VIDEO_OPTIONS.items() if part.get(name) is not None
+        }
         sampling = self._sampling
         if not options.keys().isdisjoint(("fps", "num_frames")):
             sampling = replace(sampling, fps=None, num_frames=None, every=False)

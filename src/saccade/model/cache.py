@@ -96,7 +96,7 @@ class Cache:
         self._turn_lengths: list[int] = []
         """The lengths in ``_saved_windows`` at which a turn began."""
         self.states = states
-        self.hidden: HiddenStates | None = None  # Those of a target whose draft is a head.
+        self.hidden: HiddenStates | None = None  # Stored only for a draft head that reads them.
         self.pool = pool
         self.lease: Lease | None = None
         self._initial_capacity = max(capacity, 1)

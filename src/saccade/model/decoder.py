@@ -127,8 +127,9 @@ class FusedDecoder:
     def rounded(self, rounding: Rounding) -> FusedDecoder:
         """Returns the decoder of a draft over the same weights, with rounded copies beside them.
 
-        Few rows are multiplied with the copies. Raises ModelError where there is no memory for
-        them.
+        A forward of few rows, such as a step of the draft, may multiply with the copies; one of
+        many rows, such as a prompt, multiplies with the originals. Raises ModelError where there is
+        no memory for the copies.
         """
         matrices = [matrix for layer in self.layers for matrix in layer.matrices]
         matrices += [] if self.head is None else [self.head]

@@ -142,18 +142,21 @@ def _add_chunk(
     prompt: _PromptAttention, number: int, impl: Any, query: Tensor, key: Tensor, position: int
 ) -> None:
     """Adds the attention of a chunk in one layer, from those of its rows that are text after the
-    last visual row. ``position`` is the chunk's first row in the prompt."""
+    last visual row. ``position`` is the chunk's first row in the prompt. A chunk may go on beyond
+    the prompt, where vLLM reads a request again with its answer; those rows are left out."""
     heads, group = impl.num_kv_heads, impl.num_heads // impl.num_kv_heads
     layer_keys = prompt.keys[number]
     # The keys are copied, because vLLM may use their buffer again.
     layer_keys.append(key.reshape(len(key), heads, -1).clone())
-    stop = position + len(query)
+    stop = min(position + len(query), prompt.length)
     first = max(prompt.text_start, position)
     if first >= stop:
         return
     keys = torch.cat(layer_keys).float()
     rows = torch.arange(first, stop, device=keys.device)
-    queries = query.reshape(len(query), heads, group, -1)[first - position :].float()
+    queries = query.reshape(len(query), heads, group, -1)[
+        first - position : stop - position
+    ].float()
     # t is a text row, k a KV head, g a query head of its group, n a row of the keys, d a dimension.
     logits = torch.einsum("tkgd,nkd->kgtn", queries, keys) * impl.scale
     is_later = torch.arange(len(keys), device=keys.device) > rows[:, None]

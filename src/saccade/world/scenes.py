@@ -144,7 +144,7 @@ def scene(seed: int, *, max_objects: int = 6) -> Scene:
     """Returns the scene of `seed` (any int >= 0): 1 to `max_objects` objects, 0 to 3 events.
 
     No two objects ever have the same colour and shape, and no two paths share a cell.
-    Objects that appear or vanish do not travel, so their place is one word.
+    Objects that appear or vanish do not travel, so one cell says where they are.
     """
     rng = _generator(0, seed)
     texture = int(rng.integers(len(TEXTURES)))

@@ -31,9 +31,10 @@ def open_dataset(
 
     `name` is one of `BENCHMARKS`, or "mvbench/action_count" for a part. `root` is its folder, a
     folder that contains it, or a snapshot of the hub. Without it the local hub cache is searched,
-    and annotations without pictures may be fetched. `paper` is one of the benchmark's `papers`, by
-    default the first. Raises `OptionError`, with the command that helps, where files are missing,
-    incomplete or changed.
+    and annotations without pictures may be fetched. `paper` is the paper whose setting is used
+    (split, samples, frames, prompt), a key of the benchmark's `papers`; by default the first.
+    Raises `OptionError`, with the command that helps, where files are missing, incomplete or
+    changed.
     """
     key, part = _parse(name)
     benchmark = BENCHMARKS[key]

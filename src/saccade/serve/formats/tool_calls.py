@@ -69,7 +69,8 @@ def call_grammar(
         f0: <tool_call> "\n{\"name\": \"add\", \"arguments\": " j0 "}\n" </tool_call>
         j0: %json {"type": "object", ...}
 
-    A mark that is one token of ``vocabulary`` is written without quotes, as a mark here.
+    ``<tool_call>`` has no quotes here, because it is an added token of ``vocabulary``, which
+    llguidance knows by name. A mark that is ordinary text is written in quotes.
     """
     from llguidance import LLMatcher
 
