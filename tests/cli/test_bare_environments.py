@@ -107,7 +107,7 @@ def test_a_user_without_a_home_gets_a_folder_of_their_own(homeless: Path) -> Non
     assert numbers.load("a") == 5
 
 
-@pytest.mark.parametrize("trap", ["open to others", "a link", "a file"])
+@pytest.mark.parametrize("trap", ["open to others", "a link", "a link to nothing", "a file"])
 def test_a_folder_that_is_not_theirs_alone_is_not_used(
     homeless: Path, tmp_path_factory: pytest.TempPathFactory, trap: str
 ) -> None:
@@ -118,9 +118,12 @@ def test_a_folder_that_is_not_theirs_alone_is_not_used(
         place.chmod(0o777)
     elif trap == "a link":
         place.symlink_to(tmp_path_factory.mktemp("elsewhere"))
+    elif trap == "a link to nothing":
+        place.symlink_to(homeless / "nowhere")
     else:
         place.write_text("")
-    assert home.home() != place
+    folder = home.home()
+    assert folder != place and folder.parent == homeless and folder.is_dir()
 
 
 def test_without_any_place_to_write_a_value_is_remembered_in_this_process(

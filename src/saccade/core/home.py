@@ -12,6 +12,7 @@ import stat
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ def _temporary_home() -> Path:
     """Returns a folder that only this user may write to, since compiled code is loaded from it."""
     try:
         folder = Path(tempfile.gettempdir(), f"saccade-{os.getuid()}")
-        folder.mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):  # It may also be a file, or a link to nothing.
+            folder.mkdir(mode=0o700)
         state = folder.lstat()
         others_may_write = state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not others_may_write:

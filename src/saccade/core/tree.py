@@ -26,10 +26,11 @@ class Tree:
     a draft that was copied from the text, how many of the text's last tokens also stand before the
     passage that was copied, and 0 for any other draft.
 
-    **The rule of every shape: a drawn token stands.** Whether a token is drawn after a node, and
-    how many, may read laws and what stands above that node, never the draw itself or what was
-    drawn after it; and what the next draft looks like may read laws and tokens that were judged,
-    never a draw that was not (proof: ``docs/lossless.md``; ``tests/laws`` holds shapes to it).
+    **The rule of every shape: a drawn token stands.** Whether tokens are drawn below a node, and
+    how many, may depend on laws and on the path down to that node, its own token included. It must
+    not depend on those draws themselves, nor on anything drawn after them. What the next draft
+    looks like may depend on laws and on tokens that were judged, never on a draw that was not
+    (proof: ``docs/lossless.md``; ``tests/laws`` holds shapes to it).
     """
 
     tokens: tuple[int, ...] = ()
@@ -123,8 +124,9 @@ def tree_mask(tree: Tree, cached_count: int, pending_count: int) -> Bool[Tensor,
     """Returns which of the newest keys each row of a forward may attend to.
 
     The columns are the ``pending_count`` last committed tokens, which had no keys before this
-    forward, and then the nodes of the tree. The rows are the same tokens and nodes without the
-    first ``cached_count``, which were scored by an earlier forward.
+    forward, and then the nodes of the tree. The rows are the same, without the first
+    ``cached_count`` nodes, which an earlier forward has scored. One of the two counts is always 0:
+    no node has been scored while committed tokens are pending.
     """
     # The pending tokens are a chain, and the tree's first nodes follow the last of them. After two
     # pending tokens, a tree with the parents (-1, -1, 0) becomes (-1, 0, 1, 1, 2).

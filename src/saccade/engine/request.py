@@ -66,9 +66,10 @@ class RequestArguments(GenerateArguments, total=False):
 PENALTIES = ("presence_penalty", "frequency_penalty")
 # Names of arguments that are not settings of ``GenerationConfig``.
 NON_GENERATION_ARGUMENTS = RequestArguments.__annotations__.keys() - Settings.__annotations__.keys()
-# Arguments that transformers passes to ``custom_generate`` unchanged, because our signature names
-# them. Any of them that the signature did not name would be dropped, and for ``stop_strings``
-# transformers would ask for a tokenizer that it does not pass on.
+# Arguments that are not inputs of the model. Our signature has to name them: transformers hands a
+# ``custom_generate`` no others, but refuses them or takes them as settings of its own. It would
+# take ``stop_strings`` as one, and then fail for lack of a tokenizer: with a custom function it
+# drops ``tokenizer=`` before it makes its stopping criteria.
 CALL_ARGUMENTS = {*NON_GENERATION_ARGUMENTS, "stop_strings"}
 
 
@@ -81,7 +82,9 @@ class Request:
     rules: Callable[[Sequence[Tensor]], list[Sampling]]
     limits: StopConditions
     draft_inputs: Inputs | None = None
-    decode: Callable[[Sequence[int]], str] | None = None  # without special tokens
+    # Ids to text, without special tokens. Where ``skip_special_tokens`` is False, only the token
+    # that ends the answer is left out.
+    decode: Callable[[Sequence[int]], str] | None = None
     decode_with_special: Callable[[Sequence[int]], str] | None = None  # with special tokens
     words: Words = Words()  # makes texts that replace a video in a draft's prompt
     # Whether tokens are sampled. Then no timing may influence drafts, so that a seed gives the same

@@ -135,6 +135,7 @@ class Scheduler:
                 first=0 if self._session is None else number,
             )
         self._rules[number] = batch.rules[0]
+        # The drafter knows this request as 0, and a shared session knows it as ``number``.
         group = Group.start(batch.drafter, [0], batch.stops.append_until_stop, number)
         self._entries[number] = _Entry(batch, batch.read(), group, batch.rounds())
         self._next_number += 1

@@ -17,7 +17,6 @@ from saccade.model.kernels.few_bits import Rounding
 from saccade.model.session import forward_rows
 from saccade.model.window_rule import KeyWindow
 
-EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # by families' configs
 BYTES_PER_WEIGHT = {"--dtype bfloat16": 2.0, "--quantize bnb-8bit": 1.0, "--quantize bnb-4bit": 0.5}
 """The options that make a model smaller, and the bytes that a weight takes with each."""
 
@@ -91,13 +90,7 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
             else:
                 model = model_class.from_config(config, trust_remote_code=trust_remote_code)
         settings = text.to_dict()
-        selected = settings.get("num_experts_per_tok") or 1
-        experts = next((settings[name] for name in EXPERT_COUNTS if settings.get(name)), selected)
-        share = selected / experts  # The part of the experts' weights that a token uses.
-        decoder = sum(
-            int(weight.numel() * (share if ".experts." in name else 1))
-            for name, weight in families.language_model(model).layers.named_parameters()
-        )
+        decoder = families.weights_per_token(families.language_model(model).layers, text)
         heads = settings.get("num_key_value_heads") or text.num_attention_heads
         width = settings.get("head_dim") or text.hidden_size // text.num_attention_heads
         layers = [*families.language_model(model).layers]

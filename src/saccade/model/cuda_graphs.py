@@ -178,7 +178,8 @@ class StaticInputs:
         self.likeliest: Float64[Tensor, "row 4"] = torch.zeros(
             size.requests * size.rows, NUMBERS, dtype=torch.float64, device=device
         )
-        """What a forward writes: the likeliest tokens of each of its rows."""
+        """What a forward writes for each of its rows: the likeliest token, the runner-up, and the
+        probabilities of both (``TopTokens``)."""
         self.hidden: dict[int, Float[Tensor, "row width"]] = {
             layer: torch.zeros(size.requests * size.rows, width, dtype=dtype, device=device)
             for layer in size.hidden_layers

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Literal
 
+from torch import nn
+
 from saccade.core.errors import ModelError
 from saccade.model.recurrent import refuse_unknown_state
 from saccade.model.visual_grid import PictureLayout
@@ -161,3 +163,18 @@ def refuse_unsupported(config: Any, text_config: Any) -> None:
     if config.to_dict().get("is_encoder_decoder"):
         raise ModelError(f"{name} is an encoder-decoder; Saccade needs a decoder-only model")
     refuse_unknown_state(text_config)
+
+
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # Names in configs.
+
+
+def weights_per_token(layers: nn.Module, config: Any) -> int:
+    """Returns how many weights of a decoder's layers a token is multiplied with. Of a mixture of
+    experts only those of the selected experts count."""
+    settings = config.to_dict()
+    selected = settings.get("num_experts_per_tok") or 1
+    experts = next((settings[name] for name in EXPERT_COUNTS if settings.get(name)), selected)
+    return sum(
+        int(weight.numel() * (selected / experts if ".experts." in name else 1))
+        for name, weight in layers.named_parameters()
+    )

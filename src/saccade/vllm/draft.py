@@ -76,9 +76,10 @@ class Draft(plugin.RunnerAware):
         dtype = str(model_config.dtype).removeprefix("torch.")
         self._loaded = load(self._options.draft, dtype=dtype, device=str(device))
         self._proposer = self._make_proposer(self._loaded, model_config)
-        # vLLM divides the memory that is left once the models are loaded. Until then this tensor
-        # keeps some for the draft; the first ``propose`` frees it. The caches of the draft may take
-        # ``memory`` bytes, and the keys that the attention watch stores as many again.
+        # Once the models are loaded, vLLM gives the memory that is left to its own cache. This
+        # tensor keeps some of it for the draft, and the first ``propose`` frees the tensor. The
+        # caches of the draft may take ``memory`` bytes, and the keys that the attention watch
+        # stores as many again.
         memory = int(self._options.memory * GIB)
         reads_attention = Capability.ATTENTION in self._view.needs
         reserved = 2 * memory if reads_attention else memory
@@ -118,7 +119,9 @@ class Draft(plugin.RunnerAware):
             self._proposer.forget_all_except(names)
             if self._attention_watch is not None:
                 self._attention_watch.forget_ended()
-            # A row that emitted nothing has read a part of its prompt.
+            # A row that emitted nothing has read a part of its prompt. A row that read the end of
+            # one has emitted its first token, and the proposer sees that it is new. A row near the
+            # longest length is missing too, which leaves this forward's seconds uncounted.
             decoding_only = len(requests) == len(names)
             drafts = self._proposer.propose(list(requests.values()), decoding_only=decoding_only)
             for row, each in requests.items():
@@ -176,6 +179,7 @@ class Draft(plugin.RunnerAware):
         # rows alone, so the attention to the ``fixed`` rows (newlines of pictures) is left out.
         is_from_tower = prompt.visual | prompt.fixed
         is_visual = prompt.visual[is_from_tower]
+        # Softmax mass over all keys, and the same over the visual keys alone: see ``Prefill``.
         mass, relevance = (each[..., is_visual] for each in attention)
         return replace(_without_target(prompt), mass=mass, relevance=relevance)
 

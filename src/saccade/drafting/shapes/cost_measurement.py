@@ -20,6 +20,7 @@ from saccade.core.once import once
 from saccade.core.sampling import Sampling
 from saccade.core.timing import Clock, Phase, ignore_phase
 from saccade.core.tree import chain
+from saccade.model import families
 from saccade.model.backbone import Backbone
 from saccade.model.capture_choice import is_capturing_worthwhile
 from saccade.model.cuda_graphs import capture_new_sizes
@@ -290,7 +291,8 @@ def affordable_share(
     It is one of ``SHARES``, and the smallest of them if none is cheap.
     A step over that share takes at most ``MAX_STEP_SLOWDOWN`` times as long as the quickest step
     over any share, and the draft's prefill at most ``MAX_PREFILL_SHARE`` of the target's. A draft
-    with ``reads_target_keys`` needs no prefill. It may be the target itself with rounded weights.
+    with ``reads_target_keys`` needs no prefill: it is the target itself, perhaps with rounded
+    weights.
     """
     largest = 1.0
     if not reads_target_keys:
@@ -306,7 +308,7 @@ def affordable_share(
 @once
 def _count_weights(model: Backbone) -> int:
     """Returns how many weights a prompt's token is multiplied with."""
-    return sum(weight.numel() for weight in model.text.layers.parameters())
+    return families.weights_per_token(model.text.layers, model.config)
 
 
 def _time_forwards(

@@ -198,7 +198,7 @@ def _in_panels(numbers: Tensor, panel_outputs: int) -> Tensor:
 
 
 def _multiply_coded(x: Tensor, panels: CodedPanels, base: Tensor | None) -> Tensor:
-    """Returns base + x W^T."""
+    """Returns base + x W^T, or silu(gate) times the other half where the panels are gated."""
     return compiled.multiply_coded(
         x, panels.numbers, base, out=panels.out, bits=panels.bits, gated=panels.gated
     )
@@ -284,9 +284,9 @@ class FewBitProduct:
     prepare: Callable[[Tensor, bool], Any]
     """(weight, whether its first half gates the second) -> prepared weights."""
     multiply: Callable[[Tensor, Any, Tensor | None], Tensor]
-    """(x, prepared weights, base) -> base + x W^T."""
+    """(x, prepared weights, base) -> base + x W^T, or the gated product where it ``gates``."""
     gates: bool = False
-    """Whether ``multiply`` applies the gate itself."""
+    """Whether ``multiply`` applies the silu gate itself. Otherwise its caller does."""
     outputs: int = 1
     """The number of a weight's outputs must be a multiple of this."""
     inputs: int = CODE_BLOCK

@@ -113,6 +113,7 @@ def train_draft(
         conversations.read_conversations(settings.data, settings.images) if settings.data else ()
     )
     target = load(settings.target, dtype="float32", fused=False)
+    # Only the recipe of a head has ``unroll_steps``; all others train a draft model.
     kind = HeadTraining if recipe.unroll_steps else DraftTraining
     training = kind(target, recipe, settings, llava_conversations)
     out.mkdir(parents=True, exist_ok=True)
