@@ -113,7 +113,7 @@ def test_several_videos_and_pictures(
     picture = tmp_path / "noise.png"
     noise = np.random.default_rng(0).integers(0, 256, (112, 112, 3), dtype=np.uint8)
     Image.fromarray(noise).save(picture)
-    domain = model.pair.target.domain
+    domain = model.pair.target.training_domain
     assert domain is not None
     with pytest.warns(UserWarning, match=re.escape(domain.warning)):
         model.describe(picture, "Describe the image in detail.", max_new_tokens=2)

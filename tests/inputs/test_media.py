@@ -28,6 +28,7 @@ from reels import (
 
 from saccade.core.errors import VideoInputError
 from saccade.inputs.media import FrameSampling, Limits, read, read_image
+from saccade.inputs.media.images import upright_rgb
 from saccade.inputs.media.media_file import open_media
 from saccade.inputs.media.video import Video
 
@@ -189,6 +190,8 @@ def test_read_image():
     assert (read_image(still(mode="RGBA", color=(9, 9, 9, 0))) == 255).all()
     assert (read_image(still(mode="LA", color=(9, 0))) == 255).all()
     assert (read_image(still(mode="I;16", color=32768)) == 128).all()
+    brighter_than_16_bits = PILImage.fromarray(np.full((4, 4), 70_000, np.int32), "I")
+    assert (upright_rgb(brighter_than_16_bits) == 255).all()
     assert read_image(animation("GIF", [100, 100])).shape == (HEIGHT, WIDTH, 3)
     with pytest.raises(VideoInputError, match="not an image"):
         read_image(video(n=2))

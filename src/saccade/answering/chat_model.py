@@ -300,7 +300,7 @@ class Model:
         A clip that is unlike the target's training clips is returned with one more warning, which
         is about that, and that warning is issued too.
         """
-        clips = [warn_outside_domain(clip, self.pair.target.domain) for clip in clips]
+        clips = [warn_outside_domain(clip, self.pair.target.training_domain) for clip in clips]
         for warning in dict.fromkeys(warning for clip in clips for warning in clip.warnings):
             warnings.warn(warning, stacklevel=_stack_level_of_caller())
         return clips

@@ -36,7 +36,8 @@ def bench(
     suite: Annotated[
         str,
         typer.Option(
-            help="Comma-separated NAME or NAME@PAPER (its settings); list; all: the drawn suites."
+            help="Suites between commas: NAME, or NAME@PAPER with that paper's settings. list "
+            "prints all names; all is each synthetic task once, with short clips."
         ),
     ] = DEFAULT_SUITE,
     methods: Annotated[
@@ -44,7 +45,8 @@ def bench(
         typer.Option(
             "--methods",
             "-m",
-            help="Comma-separated, or all; peers (hf, ...); draft/view=NAME: the draft alone.",
+            help="Methods between commas, or all; hf and hf-... are Hugging Face's generate, and "
+            "draft/view=NAME is the draft model answering by itself.",
         ),
     ] = DEFAULT_METHODS,
     out_dir: Annotated[

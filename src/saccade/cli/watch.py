@@ -62,7 +62,7 @@ def watch(
         raise OptionError(f"{video} has no frames")
     pair = settings.load_models(quiet=detail != "all")
     model = Model(pair, recipe)
-    domain = pair.target.domain
+    domain = pair.target.training_domain
     # The file begins to play when its first frame is taken. Frames that were due while the models
     # loaded would all come at once, so the file is opened again here.
     frames = frames_of(video, fps, realtime)

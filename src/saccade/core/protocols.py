@@ -168,8 +168,9 @@ class Shape(Learner, ABC):
 
     A shape is immutable. What it learns is in the state that is passed to its methods.
 
-    Growing has one rule: a drawn token stands. Whether tokens are drawn after a node, and how many,
-    must not depend on the draw itself or on what was drawn after it. ``Tree`` has the whole rule.
+    Growing has one rule: a drawn token stands. Whether tokens are drawn below a node, and how many,
+    may depend on laws and on the path down to that node, its own token included. It must not depend
+    on which tokens these draws give, nor on anything drawn later. ``Tree`` has the whole rule.
     """
 
     # A family of shapes is written ``NAME-...``. The law tests run its examples.
@@ -336,7 +337,9 @@ class Drafter(ABC):
     in this order: encode, prefill, ready; then propose and commit, round after round.
     """
 
-    name: ClassVar[str] = "of its own kind"  # In overrides (``drafter=model``) and errors.
+    name: ClassVar[str] = "of its own kind"
+    """Its name in overrides (``drafter=model``). In errors it follows the word "drafter", so the
+    default of a drafter without a name reads "drafter of its own kind"."""
     needs: ClassVar[Capabilities] = NO_CAPABILITIES
     offers: ClassVar[Capabilities] = frozenset({Capability.READS_VIEW})
 

@@ -171,6 +171,8 @@ class Stream(Iterator[Round]):
         # (``has_read_prompts``) and no forward failed half way.
         can_continue = False
         try:
+            # Reading yields None after each piece of a prompt, where the stream can be closed, and
+            # a request's opening round, which has its first token, when its prompt has been read.
             for opening in each_within(scope, batch.read(phase, keep)):
                 if opening is not None:
                     yield emit(opening)

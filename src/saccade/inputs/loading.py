@@ -89,7 +89,7 @@ class Loaded:
     backbone: Backbone
     processor: Any  # Of a text-only model this is a tokenizer.
     # The narrow domain that the model was trained on; None for a general model.
-    domain: TrainingDomain | None = None
+    training_domain: TrainingDomain | None = None
     # Whether it is a head in the target's own checkpoint, which is loaded without being named.
     is_own_head: bool = False
 

@@ -119,7 +119,7 @@ DRAFTERS: dict[str, MakeDrafter] = _collect(lambda provides: provides.drafters.i
 WEIGHTINGS: dict[str, Callable[[int | None], Weighting]] = _collect(
     lambda provides: provides.weights.items()
 )
-"""For each kind that ``weights=`` may name, a function that makes the rule. It is given how many of
-the last positions the rule reads; None is all of them."""
+"""The rules by which an ensemble weighs its views, by the names that ``weights=`` takes: functions
+from the number of last positions that the rule reads, None for all, to the rule."""
 METHOD_SETTINGS: dict[str, Axis] = _collect(lambda provides: provides.axes.items())
 SCHEDULES: dict[str, Schedule] = {each.name: each for each in (serial, parallel)}

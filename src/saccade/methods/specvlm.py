@@ -13,8 +13,8 @@ stages share a budget of (1 - r)|V| tokens, and stage II gets what stage I leave
 published code. The view ``specvlm-literal`` follows the equations as printed: stage I takes V_R
 whatever its size, and stage II adds (1 - r)|V| tokens. ``specvlm-official`` is the published code's
 choice (``utils/utils.py``): lambda .4, the budget rounded down, and a stage II that includes the
-first and the last of the tokens that stage I left out. That code also counts the positions of the
-tokens that stay from 0 again, for which ``positions=repacked`` has to be added.
+first and the last of the tokens that stage I left out. That code also renumbers the positions of
+the kept tokens from 0, for which ``positions=repacked`` has to be added.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def weights_per_token(layers: nn.Module, config: Any) -> int:
     """Returns how many weights of a decoder's layers a token is multiplied with. Of a mixture of
     experts only those of the selected experts count."""
     settings = config.to_dict()
-    selected = settings.get("num_experts_per_tok") or 1
+    selected = settings.get("num_experts_per_tok") or settings.get("top_k_experts") or 1
     experts = next((settings[name] for name in EXPERT_COUNTS if settings.get(name)), selected)
     return sum(
         int(weight.numel() * (selected / experts if ".experts." in name else 1))

@@ -37,8 +37,8 @@ class Segment:
     """Stores the queries of the segment's last rows, or of all its rows, so that their attention
     can be computed after the forward."""
     pages: Pages | None = None
-    """Pages from which the queries of each row choose a few. The keys of these few are read into
-    the first rows of the cache."""
+    """Pages of another cache. For one row after another, the row's queries choose a few pages. The
+    keys and values of these are copied over the first rows of ``cache`` before the row attends."""
     committed_rows: int = 0  # leading rows that are committed when the forward has ended
     scored_nodes: int = 0  # leading nodes of the tree that earlier forwards have scored
     last_visible_row: Int[Tensor, " new"] | None = None

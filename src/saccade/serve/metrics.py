@@ -59,7 +59,7 @@ class Metrics:
         )
         self._first_token_seconds = histogram(
             "time_to_first_token_seconds",
-            "From a request's JSON to its first token.",
+            "From a request's arrival, before its body is read, to its first token.",
             FIRST_TOKEN_BUCKETS,
         )
         self._inter_token_seconds = histogram(
@@ -69,7 +69,7 @@ class Metrics:
         )
         self._request_seconds = histogram(
             "e2e_request_latency_seconds",
-            "From a request's JSON to its last token.",
+            "From a request's arrival, before its body is read, to its last token.",
             LATENCY_BUCKETS,
         )
 

@@ -257,7 +257,8 @@ class RequestReader:
         answers = self._engine_requests(request, inputs, draft_inputs, captioner, reasoning)
         warnings = [warning for clip in clips for warning in clip.warnings]
         all_frames = [*(image[None] for image in images), *(clip.frames for clip in clips)]
-        domain = self._target.domain
+        # A checkpoint may be trained on one kind of picture. It warns about answers on others.
+        domain = self._target.training_domain
         if domain is not None and not all(map(domain.includes, all_frames)):
             warnings.append(domain.warning)
         names = frozenset(tool.function.name for tool in request.callable_tools)
@@ -299,6 +300,9 @@ class RequestReader:
         # that the limit is kept.
         to_whole = math.floor if scale < 1 else math.ceil
         height, width = (max(1, to_whole(side * scale)) for side in frames.shape[1:3])
+        if scale < 1:  # A side of one pixel cannot get shorter, so the other one must.
+            height = min(height, max(1, int(max_pixels // width)))
+            width = min(width, max(1, int(max_pixels // height)))
         max_bytes = self._media.limits.max_memory
         if scale > 1 and max_bytes and len(frames) * height * width * 3 > max_bytes:
             message = "min_pixels: so many frames of that size do not fit: ask for smaller ones"

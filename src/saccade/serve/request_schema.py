@@ -388,7 +388,8 @@ class RequestFields(Strict):
     add_special_tokens: bool | None = None
 
     client_field_names: ClassVar[Mapping[str, str]] = {}
-    """For fields of :attr:`completion_request` that the client calls differently, its name."""
+    """The client's names of those fields of :attr:`completion_request` that it calls differently.
+    Errors use them."""
 
     @property
     def ignored_fields(self) -> frozenset[str]:

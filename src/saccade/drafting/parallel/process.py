@@ -79,7 +79,11 @@ class Worker:
             raise
         count_as_own(self.process)
         _running[id(self)] = self
-        self.send(sys.path)
+        try:
+            self.send(sys.path)
+        except BaseException:
+            self.end()
+            raise
 
     def has_model(self, backbone: Backbone) -> bool:
         """Returns whether the process has this model already."""

@@ -187,8 +187,9 @@ def upright_rgb(image: Any) -> Image:
     """Returns an image as upright 8-bit RGB, on white where it is transparent."""
     with contextlib.suppress(Exception):  # Broken EXIF is no reason to refuse an image.
         image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I"):  # This is 16-bit grey.
-        return np.repeat((np.asarray(image) >> 8).astype(np.uint8)[..., None], 3, axis=2)
+    if image.mode.startswith("I"):  # This is 16-bit grey, or 32-bit grey that is read as such.
+        grey = np.clip(np.asarray(image), 0, 65535) >> 8
+        return np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         white = PILImage.new("RGBA", image.size, "white")
         image = PILImage.alpha_composite(white, image.convert("RGBA"))

@@ -21,7 +21,8 @@ from saccade.inputs.media.clip import Image, snap_rate
 from saccade.inputs.media.limits import Limits
 from saccade.inputs.media.media_file import READABLE_TYPES, File, translate_errors
 
-# No decoder is faster. A reading that would take too long even so is refused before it begins.
+# No decoder is taken to be faster than this. A video that would take too long even at this speed is
+# refused before it is decoded.
 MAX_PIXELS_PER_SECOND = 4e9
 MAX_PACKETS = 4_000_000  # 37 hours at 30 fps. It bounds the memory of a timeline.
 ASSUMED_FPS = 25  # The rate of a video whose packets have no times and whose header has no rate.

@@ -311,7 +311,7 @@ class HeadSession(Session):
     def score_batches(
         batches: Sequence[tuple[Session, Mapping[int, Tree]]],
     ) -> list[dict[int, Scores]]:
-        """Does what :func:`saccade.model.session.score_together` does.
+        """Returns each session's scores of its trees. All sessions are of the same head.
 
         It takes one forward for waiting rows of text and one for each level of new nodes, since a
         node reads its parent's output.
