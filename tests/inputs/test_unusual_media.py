@@ -469,6 +469,17 @@ def test_a_packet_without_a_picture_shows_the_picture_before_it(hidden):
     assert (after == before[shown]).all()
 
 
+def test_a_stream_that_breaks_off_is_no_lack_of_room():
+    """Claim: an error of the stream itself is said to be one, and not taken for a full disk."""
+
+    class Broken:
+        def read(self, size: int = -1) -> bytes:
+            raise ConnectionResetError("reset by peer")
+
+    with pytest.raises(VideoInputError, match="broke off"):
+        read(Broken())
+
+
 def test_the_pages_of_a_tiff_are_no_frames():
     """A TIFF of two pages is one picture, its first page, and a warning says so."""
     pages = [PILImage.new("RGB", (16, 16), colour) for colour in ("red", "blue")]

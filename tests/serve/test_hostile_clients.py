@@ -221,6 +221,9 @@ def test_a_body_that_is_no_base64_is_left_as_it_is() -> None:
         assert json.loads(text) == body and not data_urls
     text = b'{"url": "data:' + LARGE.encode()
     assert cut_data_urls(bytearray(text)) == (text, {})
+    # An escaped backslash is no beginning of the escape of the letter behind it.
+    text = b'{"url": "data:%s\\\\r/%s"}' % (LARGE.encode(), LARGE.encode())
+    assert cut_data_urls(bytearray(text)) == (text, {})
 
 
 def test_long_addresses_elsewhere_and_long_texts_are_reported(

@@ -195,6 +195,16 @@ def test_what_is_not_llavas_is_refused_in_a_sentence(folder: Path, rows: Any, sa
     assert "\n" not in str(caught.value)
 
 
+def test_a_mark_in_an_answer_is_a_word(folder: Path) -> None:
+    """Claim: only a human shows media, so an answer that is a mark is text, also where the number
+    of marks would fit. Fails if it becomes a picture of the answer."""
+    turns = (("human", "Which mark?"), ("gpt", "<image>"))
+    (talk,) = conversations.read_conversations(written(folder, [row(turns=turns)], "marks.json"))
+    question, answer = talk.turns
+    assert [part["type"] for part in question["content"]] == ["image", "text"]
+    assert answer["content"] == [{"type": "text", "text": "<image>"}]
+
+
 def test_a_line_an_entry_and_files_that_are_none(folder: Path) -> None:
     """Claim: .jsonl has an entry a line; what cannot be read is said."""
     (folder / "data.jsonl").write_text("\n".join(json.dumps(row(n)) for n in range(2)))

@@ -135,6 +135,7 @@ def run_benchmark(
         settings["temperature"] = plan.temperature
     warm_suites: set[str] = set()
     done = len(finished)
+    batch_number = done // plan.batch
     for suite, items in _batches(todo, plan.batch):
         max_new_tokens = plan.max_new_tokens or suite.setting.max_new_tokens
         item_runs = []
@@ -155,7 +156,8 @@ def run_benchmark(
                 answerer.answer(name, recipes[name], {**settings, "max_new_tokens": WARM_UP_TOKENS})
             warm_suites.add(suite.name)
         # With each batch the next method begins.
-        rotation = done // plan.batch % len(order)
+        rotation = batch_number % len(order)
+        batch_number += 1
         by_method: dict[str, list[Answer]] = {}
         for name in (*order[rotation:], *order[:rotation]):
             on_progress(f"{suite.name}: {name}", done, total)

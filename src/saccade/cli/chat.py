@@ -118,8 +118,8 @@ def chat(
     """Ask one question after another about a video or document; only what is new is read.
 
     A question a line on standard input. /add FILE shows one more video, picture or text, /document
-    FILE adds a text before all, /reset forgets what was said, /help says so; exit, an empty line or
-    the end of input ends it.
+    FILE adds a text before the conversation, /reset forgets what was said, /help lists these; exit,
+    an empty line or the end of input ends it.
     """
     settings = run_setup.resolve_settings(models, loading, method)
     detail = output_detail(as_json, quiet)

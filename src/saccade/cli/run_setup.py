@@ -95,7 +95,8 @@ def list_methods() -> Listing:
 def check_methods(names: Iterable[str], extra_names: Sequence[str] = ()) -> None:
     """Raises MethodError for a name that is neither a method's nor one of ``extra_names``.
 
-    The values of a method's axes are checked later, when its name is resolved.
+    A name may set axes, as in ``ours/drafter=model``. Whether an axis exists is checked here too.
+    Its value is checked later, when the name is resolved.
     """
     listing = list_methods()
     extra: dict[str, dict[str, str]] = {name: {} for name in extra_names}
@@ -121,7 +122,7 @@ def parse_method_names(text: str) -> tuple[str, ...]:
 
 
 def unnamed_methods(text: str, methods: Sequence[str]) -> frozenset[str]:
-    """Returns those of ``methods`` that stand in the text only by its word ``all``."""
+    """Returns those of ``methods`` that the text does not name: only ``all`` stands for them."""
     return frozenset(methods) - frozenset(split_names(text))
 
 

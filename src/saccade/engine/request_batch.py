@@ -94,9 +94,9 @@ class RequestBatch:
         # How each request continues its cached text. Empty where whole prompts are read.
         self._turns: Mapping[int, Turn] = {}
         self._adds_media = False  # whether this turn has media that the turns before did not have
-        # For each prompt, how many of the leading rows that the drafter has read are the same in
-        # the current prompt; sys.maxsize stands for all. None before it has read any prompt.
-        self._rows_of_draft: list[int] | None = None
+        # For each prompt, how many of its first rows the drafter has read as they are now:
+        # sys.maxsize where it has read the whole prompt. None before it has read any prompt.
+        self._rows_known_to_draft: list[int] | None = None
         self._restarted_draft = False  # whether a new drafter read this turn from the beginning
         self._unfinished: Sequence[int] = ()  # requests that go on after their first token
 
@@ -175,7 +175,7 @@ class RequestBatch:
         target, request, spent = self.target, self.request, self.spent
         # If this turn adds media to prompts that the drafter has read, either the drafter reads
         # only what is new, or a new drafter reads everything.
-        draft_has_earlier_turns = self._adds_media and self._rows_of_draft is not None
+        draft_has_earlier_turns = self._adds_media and self._rows_known_to_draft is not None
         draft_continues = draft_has_earlier_turns and self.drafter.can_add_media
         self._restarted_draft = draft_has_earlier_turns and not draft_continues
         if self._restarted_draft:
@@ -196,8 +196,9 @@ class RequestBatch:
         clock = Clock(target.device)
         drafter.prefill(self.prompts)  # It may begin to read them now, beside the target.
         spent["prefill"] = clock.lap()
-        # A view that chooses again during the answer does so by the attention of the latest rows.
-        # So the session must go on knowing the attention of that many rows.
+        # A view may choose keys again during the answer, by the attention of the last
+        # ``refresh.rows`` rows that were committed. The session then keeps what it needs to compute
+        # the attention of so many rows.
         refresh = self.recipe.view.key_updates.refresh
         record = self.recipe.records_attention
         follow_rows = refresh.rows if record and refresh is not None else 0
@@ -229,12 +230,12 @@ class RequestBatch:
         phase("guide")  # The view chooses what the draft sees, and the draft reads that.
         clock.lap()
         earlier_turns = None
-        if draft_continues and self._rows_of_draft is not None:
-            pairs = zip(self.prompts, self._rows_of_draft, strict=True)
+        if draft_continues and self._rows_known_to_draft is not None:
+            pairs = zip(self.prompts, self._rows_known_to_draft, strict=True)
             prefixes = [SharedPrefix.of(prompt, rows) for prompt, rows in pairs]
             earlier_turns = EarlierTurns(prefixes, self._draft_rules)
         spent["draft_prefill"] = drafter.ready(prefills, earlier_turns)
-        self._rows_of_draft = [sys.maxsize] * len(self.prompts)
+        self._rows_known_to_draft = [sys.maxsize] * len(self.prompts)
         seconds = self._draft_seconds()
         spent["caption"], spent["caption_hidden"] = seconds.caption, seconds.caption_hidden
         # "guide" is the rest of this phase, without the draft's prefill and the wait for captions.
@@ -255,8 +256,8 @@ class RequestBatch:
             self.session.shared_rows(place, earlier[place], prompt)
             for place, prompt in enumerate(self.prompts)
         ]
-        if self._rows_of_draft is not None:
-            self._rows_of_draft = [*map(min, self._rows_of_draft, shared)]
+        if self._rows_known_to_draft is not None:
+            self._rows_known_to_draft = [*map(min, self._rows_known_to_draft, shared)]
         return shared
 
     def read_ahead(self, phase: Phase = ignore_phase) -> None:
@@ -300,8 +301,9 @@ class RequestBatch:
         if any(prompt.changes_with_more_text for prompt in self.prompts):
             return False  # Earlier rows attend to the new text too, so their keys would change.
         if self.recipe.needs_costs and request.samples != self.request.samples:
-            # Sampled turns must not use costs that earlier rounds corrected, since a seed must
-            # always give the same answer. So the recipe is planned anew.
+            # Greedy rounds correct the costs by clocks. A sampled turn must not use corrected
+            # costs, since a seed must always give the same answer; and sampled rounds correct none.
+            # So the recipe is planned anew where the turns change from one to the other.
             return False
         turns = self._turns_after_cached(request)
         adds_media = turns is None and self._continues_first_media(request)
@@ -368,9 +370,11 @@ class RequestBatch:
         """Reads the new tokens of a conversation; the draft's view stays as it is."""
         phase("prefill")
         clock = Clock(self.target.device)
+        # Only a batch with a session of its own continues a conversation, so ``first`` is 0, and a
+        # request's place is its number in the session.
         self.session.turn(self._turns, self.rules)
         # Empty trees: the forward reads the new tokens alone, and gives the first token's scores.
-        self.session.score({number: Tree() for number in self._turns})
+        self.session.score({place: Tree() for place in self._turns})
         self.spent["prefill"] = clock.lap()
         for place in self._turns:
             yield self._open(place, opened)
@@ -461,12 +465,12 @@ class RequestBatch:
     def _warnings(self, number: int) -> tuple[str, ...]:
         """Returns the warnings about this answer: where it may surprise someone who knows the
         method or ``generate``."""
-        drafts_with_own_keys = Capability.TARGET_KEYS in self.recipe.drafter.offers
+        drafts_from_target_keys = Capability.TARGET_KEYS in self.recipe.drafter.offers
         sees_all_keys = Capability.WHOLE_PROMPT in self.recipe.view.offers
         drafts, visual_tokens = self.recipe.drafts, self.prompts[number].visual_tokens
         # Where a view has nothing to drop, a draft can still gain by rounded weights.
         has_rounded_weights = self.draft is not None and self.draft.is_rounded_copy_of(self.target)
-        prunes_nothing = drafts_with_own_keys and not sees_all_keys and not visual_tokens
+        prunes_nothing = drafts_from_target_keys and not sees_all_keys and not visual_tokens
         gave_drafting_up = self.requested_recipe.drafts and not drafts
         reason = NO_DRAFT_MODEL if self.draft is None else DRAFT_DOES_NOT_PAY
         has_copies = Capability.COPIES in self.recipe.shape.offers

@@ -398,7 +398,9 @@ class Backbone:
         if self.fused is not None:
             rotation = self.fused.rotation(embeds, positions)
             if deepstack is not None and len(deepstack[1]) >= self.key_layer_count:
-                last = False  # Even the last layer has rows added, so all of them are needed.
+                # Rows are added after the last layer too, by a mask of all rows, so that layer must
+                # compute all rows.
+                last = False
             last = last and not writer.needs_last_layer(self.layer_count)
             write_hidden = writer.write if writer.layers else None
             return self.fused.decode(
@@ -671,7 +673,8 @@ class Backbone:
         and store what they prefill."""
         backbone = copy(self)
         backbone.prefix_cache = prefix_cache
-        backbone._newest = None  # It would have no prefix cache.
+        # The original's rebuilt backbone, if it has one, does not use this prefix cache.
+        backbone._newest = None
         return backbone
 
     def first_layers(self, count: int) -> Backbone:

@@ -217,9 +217,9 @@ def _explain_difference(target: Backbone) -> str:
     reasons = ", ".join(causes[:MAX_NAMED_CAUSES])
     reasons = reasons or "its forward does what Saccade does not know"
     return (
-        f"{type(target.model).__name__} gives other logits in its own generate() than token by "
-        f"token, several at once or beside other requests ({reasons}{more_causes}): undo that, or "
-        "call the model's own generate()"
+        f"{type(target.model).__name__} gives other logits in its own generate() than when "
+        f"Saccade runs it, one or several tokens at once ({reasons}{more_causes}): undo that, "
+        "or call the model's own generate()"
     )
 
 
@@ -233,6 +233,8 @@ def _tokens(target: Backbone) -> tuple[Int[Tensor, "1 prompt"], list[int]]:
     They are the same in every call for a model.
     """
     special = {*target.placeholders, *_special_ids(target.model.config.to_dict())}
+    if target.model.can_generate():
+        special |= {*_special_ids(target.model.generation_config.to_dict())}
     random = torch.Generator().manual_seed(0)
     id_count = min(target.vocab, target.embedding_count)
     drawn = torch.randint(id_count, (64,), generator=random).tolist()
@@ -246,8 +248,9 @@ def _special_ids(config: dict[Any, Any]) -> Iterator[int]:
     for name, value in config.items():
         if isinstance(value, dict):
             yield from _special_ids(value)
-        elif isinstance(value, int) and str(name).endswith(("token_id", "token_index")):
-            yield value
+        elif str(name).endswith(("token_id", "token_index")):
+            ids = value if isinstance(value, list) else [value]
+            yield from (id_ for id_ in ids if isinstance(id_, int))
 
 
 class _ForcedTokens(LogitsProcessor):

@@ -88,8 +88,8 @@ NUMBERS = len(TopTokens._fields)  # How many numbers :func:`top_tokens` returns 
 def top_tokens(logits: Float[Tensor, "row vocab"]) -> Float64[Tensor, "row 4"]:
     """Returns the fields of :class:`TopTokens` for each row, as doubles, which hold ids exactly.
 
-    The token is NO_TOKEN where a logit is NaN. Two maxima are quicker than ``torch.topk``, which
-    sorts so many numbers.
+    The token is NO_TOKEN where a logit is NaN. Over a whole vocabulary two maxima are quicker than
+    ``torch.topk``.
     """
     largest, ids = logits.max(-1)
     others = logits.scatter(-1, ids[:, None], float("-inf"))

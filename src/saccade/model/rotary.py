@@ -55,9 +55,9 @@ def rotate_by_length(
 ) -> tuple[Float[Tensor, "*axes rows head_dim"], Float[Tensor, "*axes rows head_dim"]]:
     """Returns cos and sin of each row, as ``rotary`` gives them in a text of that row's length.
 
-    ``lengths`` has the tokens of the text that each row belongs to, or one length for all rows. The
-    rule takes the length from the largest position that it gets. So the last position of the text
-    is passed along with the rows, and what is returned for that position is dropped.
+    ``lengths`` has the number of tokens of each row's text, or one number for all rows. The rule
+    takes the length from the largest position that it gets. So the last position of the text is
+    passed along with the rows, and what is returned for that position is dropped.
     """
     lengths = lengths.expand(position_ids.shape[-1])
     parts: list[tuple[Tensor, Tensor]] = []

@@ -22,8 +22,8 @@ Cells = Int[Tensor, "row 4"]
 FINE_ROW_MULTIPLE = 10
 """A picture's finer grid (:func:`image_cells`) begins at an h that is a multiple of this.
 
-This is a multiple of 2 and of 5, so that blocks of 2 (pooling) and of 5 (crops) cut the finer grid
-as if its h began at 0."""
+Views group cells by dividing h and w, by 2 (pooling) or by 5 (the crops of HIPPO). This is a
+multiple of both, so a block begins at the finer grid's first line, as it would at h = 0."""
 
 
 @dataclass(frozen=True)

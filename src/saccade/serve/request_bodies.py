@@ -24,11 +24,13 @@ MIN_CUT_BYTES = 1 << 16  # A shorter data: URL is left in the text.
 MAX_TEXT_BYTES = 32 << 20  # The most text that a body may have besides the URLs that are cut out.
 DATA_URL = re.compile(rb'"(?:image_|video_)?url"\s*:\s*"((?i:data):)')
 NON_SPACE = re.compile(rb"[^ ]")
-# For each character of base64, the escapes that JSON encoders such as PHP's and .NET's may write in
-# its place. Line ends in base64 mean nothing, so nothing takes the place of their escapes.
-ESCAPES = {b"": (b"\\n", b"\\r", b"\\t"),
-         b"/": (b"\\/", b"\\u002f", b"\\u002F"), b"+": (b"\\u002b", b"\\u002B"),
-         b"=": (b"\\u003d", b"\\u003D")}  # fmt: skip
+# The escapes that JSON encoders such as PHP's and .NET's may write, and the characters of base64
+# that they stand for. Line ends in base64 mean nothing, so the escapes of them are dropped.
+CHARACTER_OF_ESCAPE = {
+    b"\\n": b"", b"\\r": b"", b"\\t": b"",
+    b"\\/": b"/", b"\\u002f": b"/", b"\\u002b": b"+", b"\\u003d": b"=",
+}  # fmt: skip
+ESCAPE = re.compile(rb"\\(?:u[0-9a-fA-F]{4}|.)", re.DOTALL)
 MAX_FULL_BODIES = 4  # The memory for all bodies together, as a multiple of one body's limit.
 
 
@@ -81,7 +83,7 @@ class RequestBody(AbstractContextManager["RequestBody"]):
                         body.clear()
                         raise await self._discard_rest(request)
                     if memory.used_bytes > MAX_FULL_BODIES * memory.max_bytes:
-                        raise busy_error(1)
+                        raise busy_error(seconds=1)
             text, self.data_urls = cut_data_urls(body)
             return text
         except TimeoutError:
@@ -143,7 +145,7 @@ def cut_data_urls(body: bytearray) -> tuple[bytes, dict[str, memoryview]]:
 
 
 def _unescape(body: bytearray, start: int, end: int) -> bool:
-    r"""Replaces the ``ESCAPES`` in the string ``body[start:end]`` by their characters, in place.
+    r"""Replaces the escapes in the string ``body[start:end]`` by their characters, in place.
 
     Returns False where the string has escapes of other kinds, so that it is no plain base64. A
     shorter string is followed by its closing quote and by spaces, up to where the quote was. So
@@ -163,9 +165,7 @@ def _unescape(body: bytearray, start: int, end: int) -> bool:
         if last_escape > read and stop < end:
             stop = last_escape
         piece = bytes(body[read:stop])
-        for character, escapes in ESCAPES.items():
-            for escape in escapes:
-                piece = piece.replace(escape, character)
+        piece = ESCAPE.sub(_unescaped, piece)
         is_plain = b"\\" not in piece
         if is_plain:
             body[written : written + len(piece)] = piece
@@ -174,3 +174,8 @@ def _unescape(body: bytearray, start: int, end: int) -> bool:
     unread = bytes(body[read:end])
     body[written : end + 1] = unread + b'"' + b" " * (end - written - len(unread))
     return is_plain
+
+
+def _unescaped(escape: re.Match[bytes]) -> bytes:
+    """Returns the character of base64 that an escape stands for; any other escape as it is."""
+    return CHARACTER_OF_ESCAPE.get(escape[0].lower(), escape[0])

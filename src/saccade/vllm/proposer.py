@@ -44,8 +44,9 @@ class Proposer:
         start = self._clock()
         names = [each.name for each in requests]
         costs = self._costs_by_size.get(size_bucket(len(names)), RoundCosts(self._max_length))
-        # Since the last call the target has run one forward. Its rows are known only if it was over
-        # the requests of the last round, each with its last token and the tokens drafted for it.
+        # The target has run one forward since the last call. How many rows it had is known only if
+        # it was over the same requests as the last call: then each had one row for its last token,
+        # and one for every token that was drafted for it.
         if decoding_only and names and self._last_proposals.keys() == set(names):
             rows = sum(1 + len(draft.tokens) for draft in self._last_proposals.values())
             costs = costs.after_target_forward(rows, start - self._last_end)
@@ -63,7 +64,8 @@ class Proposer:
                 proposals |= self.drafts.draft(draftable, plan)
                 # A request that outgrew the memory would otherwise be prefilled anew every round.
                 self._declined |= {each.name for each in draftable if each.name not in self.drafts}
-            # Requests draft together, so the draft runs one forward per token of the longest draft.
+            # Requests draft together, so the draft runs one forward per token of the longest draft,
+            # and one more, not counted here, where a low probability cut that draft short.
             draft_forwards = max((len(draft.tokens) for draft in proposals.values()), default=0)
             costs = costs.after_drafting(draft_forwards, self._clock() - drafting_start)
         elif names:

@@ -132,7 +132,7 @@ class ModelDrafts(Drafts):
         if self.bytes + needed > self._memory:
             return False
         number = next(self._next_number)
-        for _ in self._session.prefill_in_chunks(number, prompt, noise_number=number):
+        for _ in self._session.prefill_in_chunks(number, prompt):
             pass
         self._numbers_by_name[request.name] = number
         return True
@@ -155,8 +155,8 @@ class ModelDrafts(Drafts):
             else:
                 names_by_number[number] = each.name
                 free_bytes -= added_bytes
-        shapes = {number: grow_chain(plan) for number in names_by_number}
-        trees = drive(self._session.score, shapes, {})
+        chains = {number: grow_chain(plan) for number in names_by_number}
+        trees = drive(self._session.score, chains, last_scores={})
         return {
             names_by_number[number]: ProposedTokens(tree.tokens, tree.confidences)
             for number, tree in trees.items()

@@ -187,7 +187,8 @@ class Sources:
             raise _address_refusal(
                 "was answered in a compressed form, which is not read", "unsupported"
             )
-        announced = response.length  # None where the header does not say. Reading counts it down.
+        # None where the header does not say. Reading lowers ``response.length``.
+        announced = response.length
         if (announced or 0) > self.max_bytes:
             raise self._too_large()
         body = bytearray()
@@ -367,6 +368,8 @@ def _connect(
         stack.callback(timer.cancel)
         if isinstance(connected_socket, ssl.SSLSocket):
             connected_socket.do_handshake()
+        # The socket speaks TLS already where it has to. With ``default_port`` the header "Host"
+        # leaves the usual port out.
         connection = http.client.HTTPConnection(place.host, place.port)
         connection.default_port = DEFAULT_PORTS[place.scheme]
         connection.sock = connected_socket

@@ -141,7 +141,7 @@ def _copy_stream(pipe: Readable, file: Any, label: str, limits: Limits) -> int:
     A stream that is no video or too large is not read to its end.
     """
     try:
-        while piece := pipe.read(STREAM_PIECE_BYTES):
+        while piece := _read_piece(pipe, label):
             if not isinstance(piece, bytes):
                 raise refusal(label, OPEN_AS_TEXT, "bad_option")
             if not file.tell() and len(piece) >= HEAD_BYTES:
@@ -157,6 +157,14 @@ def _copy_stream(pipe: Readable, file: Any, label: str, limits: Limits) -> int:
         what = "cannot be kept while it is read: make room for temporary files"
         raise refusal(label, what, "too_large") from None
     return int(file.tell())
+
+
+def _read_piece(pipe: Readable, label: str) -> Any:
+    """Reads a piece of a stream. Raises VideoInputError where the stream itself fails."""
+    try:
+        return pipe.read(STREAM_PIECE_BYTES)
+    except OSError:
+        raise refusal(label, "broke off while it was read: send it again", "truncated") from None
 
 
 @contextlib.contextmanager

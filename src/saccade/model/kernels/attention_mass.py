@@ -87,7 +87,7 @@ def _mass_of_few_rows(
 
 
 class RowQueries:
-    """The scaled queries of the last rows of a segment, stored layer by layer.
+    """The scaled queries of the last rows that one request has in a forward, by layer.
 
     What those rows attend to can be computed from them as long as the keys are there.
     """
@@ -145,10 +145,10 @@ class MassRecorder:
     def recording_kernel(
         self, kernel: Callable[..., Queries], layer: int, q: Queries, scale: float
     ) -> Callable[..., Queries] | None:
-        """Returns ``kernel`` in a form that also adds up the mass.
+        """Returns a kernel that attends as ``kernel`` does and also adds up the mass.
 
-        ``kernel`` is causal, and attends for the recorded rows and perhaps for others of the chunk.
-        Where it has no such form this stores the queries for :meth:`finish`, and returns None.
+        Where there is none, this stores the queries for :meth:`finish` and returns None. ``kernel``
+        must be causal. It is called for the recorded rows, and perhaps for other rows of the chunk.
         """
         if kernel is compiled.attend and self._recording_kernels:
             return self._recording_kernels[layer]

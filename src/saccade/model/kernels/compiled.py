@@ -296,7 +296,8 @@ def bf16_units() -> tuple[Bf16Unit, ...]:
 def _is_bf16_correct(unit: Bf16Unit) -> bool:
     """Returns whether products of 1 and of 37 rows with 40 outputs agree with torch's in fp32.
 
-    Neither number is a multiple of ``TILE_ROWS``, so tiles that are not full are tried as well.
+    None of these numbers is a multiple of ``TILE_ROWS``, so tiles that are not full are tried as
+    well.
     """
     numbers = torch.linspace(-9.0, 9.0, 40 * 64 + 37 * 64).sin().bfloat16()
     weight, x = numbers[: 40 * 64].view(40, 64), numbers[40 * 64 :].view(37, 64)

@@ -200,10 +200,10 @@ def _add_splits(
     HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Adds up the splits of one head of one row, and divides by the softmax's sum."""
-    part = tl.program_id(0)
-    every = part * SPLITS + tl.arange(0, SPLITS)
-    tops = tl.load(sums + 2 * every)
-    totals = tl.load(sums + 2 * every + 1)
+    output = tl.program_id(0)  # One head of one row.
+    all_splits = output * SPLITS + tl.arange(0, SPLITS)
+    tops = tl.load(sums + 2 * all_splits)
+    totals = tl.load(sums + 2 * all_splits + 1)
     top = tl.max(tops, 0)
     base = tl.where(top == float("-inf"), 0.0, top)
     total = tl.sum(totals * tl.exp2(tops - base), 0)
@@ -211,15 +211,17 @@ def _add_splits(
     is_inside = dims < HEAD_DIM
     summed = tl.zeros([PADDED], dtype=tl.float32)
     for first in range(0, SPLITS, CHUNK):
-        some = part * SPLITS + first + tl.arange(0, CHUNK)
-        weight = tl.exp2(tl.load(sums + 2 * some) - base)
+        some_splits = output * SPLITS + first + tl.arange(0, CHUNK)
+        weight = tl.exp2(tl.load(sums + 2 * some_splits) - base)
         read = tl.load(
-            mixed + some[:, None] * HEAD_DIM + dims[None, :], mask=is_inside[None, :], other=0.0
+            mixed + some_splits[:, None] * HEAD_DIM + dims[None, :],
+            mask=is_inside[None, :],
+            other=0.0,
         )
         summed += tl.sum(read * weight[:, None], 0)
     # The result of a row that sees no key at all is zeros.
     summed = summed / tl.where(total == 0.0, 1.0, total)
-    tl.store(out + part * HEAD_DIM + dims, summed.to(out.dtype.element_ty), mask=is_inside)
+    tl.store(out + output * HEAD_DIM + dims, summed.to(out.dtype.element_ty), mask=is_inside)
 
 
 @triton.jit
@@ -298,9 +300,10 @@ def attend(
 ) -> Float[Tensor, "row out"]:
     """Returns the attention of every row over its request's keys, heads side by side.
 
-    ``caches`` has each request's first row in the buffers, its rows for each head, and how many
-    keys every row sees. ``mask`` says which rows see the keys after those. ``stages`` is how many
-    blocks of keys a program reads ahead.
+    ``caches`` has three numbers for each request: where its keys begin in the buffers, how many
+    places each key head has there, and how many of its keys every row of ``q`` sees. ``mask`` says
+    which rows see the keys after those. ``stages`` is how many blocks of keys a program reads
+    ahead.
 
     It launches two kernels and waits for neither. All that differs between steps of one size is
     read on the GPU, so a captured launch serves every step of that size.

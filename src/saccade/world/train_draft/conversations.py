@@ -2,8 +2,9 @@
 
 An entry is ``{"id", "image" or "video", "conversations": [{"from": "human" or "gpt", "value"},
 ...]}``. ``<image>`` and ``<video>`` in a human's text mark where its media stand; without a mark
-they come first. Every answer of a conversation is learnt. As in the world's samples, an item
-depends on (seed, phase, index) alone.
+they come first. Every answer of a conversation is learnt. With the same conversations and settings,
+a batch depends only on the run's seed, the number of the training phase and the batch's index, as
+it does for the drawn scenes of ``samples``.
 """
 
 from __future__ import annotations
@@ -84,8 +85,12 @@ def _parse_conversation(row: Mapping[str, Any], root: Path) -> LlavaConversation
     for message in row["conversations"]:
         if (role := ROLES.get(message["from"])) is None:
             raise ValueError(f"unknown speaker {message['from']!r}; known: {', '.join(ROLES)}")
-        pieces = MEDIA_MARKS.split(message["value"]) if role == "user" else [message["value"]]
-        content = [part for piece in pieces if (part := _content_part(piece)) is not None]
+        text = message["value"]
+        if role == "user":
+            parts = [_content_part(piece) for piece in MEDIA_MARKS.split(text)]
+        else:  # Only a user shows media, so a mark is an ordinary word here.
+            parts = [_text_part(text)]
+        content = [part for part in parts if part is not None]
         if not content:
             raise ValueError(f"{message['from']} says nothing in it")
         turns.append({"role": role, "content": content})
@@ -95,13 +100,13 @@ def _parse_conversation(row: Mapping[str, Any], root: Path) -> LlavaConversation
         raise ValueError("a human and gpt do not take turns in it")
     if len(roles) < 2:
         raise ValueError("nothing is answered in it")
-    parts = [part["type"] for turn in turns for part in turn["content"]]
+    kinds = [part["type"] for turn in turns for part in turn["content"]]
     first = next(turn for turn in turns if turn["role"] == "user")
     for kind, paths in files.items():
-        if paths and not parts.count(kind):
+        if paths and not kinds.count(kind):
             first["content"] = [{"type": kind} for _ in paths] + first["content"]
-        elif len(paths) != parts.count(kind):
-            raise ValueError(f"it has {len(paths)} {kind}s and {parts.count(kind)} marks for them")
+        elif len(paths) != kinds.count(kind):
+            raise ValueError(f"it has {len(paths)} {kind}s and {kinds.count(kind)} marks for them")
     if roles[-1] == "user":  # The last question has no answer, so it and its media are left out.
         unanswered = [part["type"] for part in turns.pop()["content"]]
         files = {
@@ -113,7 +118,11 @@ def _parse_conversation(row: Mapping[str, Any], root: Path) -> LlavaConversation
 def _content_part(piece: str) -> dict[str, str] | None:
     if MEDIA_MARKS.fullmatch(piece):
         return {"type": piece.strip("<>")}
-    return {"type": "text", "text": piece.strip()} if piece.strip() else None
+    return _text_part(piece)
+
+
+def _text_part(text: str) -> dict[str, str] | None:
+    return {"type": "text", "text": text.strip()} if text.strip() else None
 
 
 def _media_files(value: Any, root: Path) -> tuple[Path, ...]:
@@ -135,7 +144,7 @@ class Conversations(Dataset[dict[str, Tensor]]):
         self,
         loaded: Loaded,
         conversations: Sequence[LlavaConversation],
-        seed: tuple[int, int],
+        seed: tuple[int, int],  # The run's seed, and the number of the training phase.
         *,
         count: int,
         batch: int,
