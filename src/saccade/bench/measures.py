@@ -120,8 +120,8 @@ def speedups(
         if plain_answer is None or answer.error or plain_answer.error:
             continue
         if whole:
-            plain_seconds = plain_answer.total / len(plain_answer.ids)
-            ratios.append(plain_seconds / (answer.total / len(answer.ids)))
+            plain_seconds = plain_answer.total / max(1, len(plain_answer.ids))
+            ratios.append(plain_seconds / (answer.total / max(1, len(answer.ids))))
         elif has_decoded(answer) and has_decoded(plain_answer):
             ratios.append(seconds_per_token(plain_answer) / seconds_per_token(answer))
     return ratios
@@ -182,11 +182,12 @@ def predicted_speedup(answers: Sequence[Answer], baseline: Sequence[Answer]) -> 
     """
     emitted = tau(answers)
     steps = sum(sum(answer.drafted) for answer in answers)
-    if emitted is None or not steps or not baseline:
+    plain_seconds = [seconds_per_token(answer) for answer in baseline if has_decoded(answer)]
+    if emitted is None or not steps or not plain_seconds:
         return None
     gamma = steps / sum(answer.rounds for answer in answers)
     step_seconds = sum(answer.draft for answer in answers) / steps
-    ratio = step_seconds / mean(map(seconds_per_token, baseline))
+    ratio = step_seconds / mean(plain_seconds)
     return emitted / (gamma * ratio + 1)
 
 

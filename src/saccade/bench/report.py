@@ -38,8 +38,8 @@ Sparse-to-Dense, Sec. 3.3: keys read per token, divided by those that plain deco
 
 DRAFT_ONLY_LEGEND = """\
 The draft's own greedy answer under each view, beside the target's (`ar`), to the first question of
-an item (HIPPO's Fig. 3, TABED's Table 9). *Agrees* is how far it writes the target's very tokens
-before the first other one, as a share of the answer.
+an item (HIPPO's Fig. 3, TABED's Table 9). *Agrees* is how much of the target's answer it repeats
+token by token before the two first differ, as a share of the target's answer.
 """
 
 Column = tuple[str, Callable[[Sequence[Answer], Sequence[Answer]], str]]
@@ -225,7 +225,8 @@ def _peak_cell(answers: Sequence[Answer], plain: Sequence[Answer]) -> str:
 
 
 def _agreement_cell(answers: Sequence[Answer], plain: Sequence[Answer]) -> str:
-    """Returns the mean share of plain decoding's answer that comes before the first other token."""
+    """Returns how much of plain decoding's answer, as a share, each answer repeats before the two
+    first differ: the mean with its interval."""
     plain_ids = {answer.item: answer.ids for answer in plain}
     shares = [
         common_length(plain_ids[answer.item], answer.ids) / max(1, len(plain_ids[answer.item]))

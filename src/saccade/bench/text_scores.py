@@ -45,10 +45,10 @@ def option_letter_match(answer: str, references: Sequence[str]) -> float:
     ("the answer is B"), else the last capital that stands alone ("It must be B"). An answer without
     a letter is wrong.
 
-    A letter may also be a word of the sentence. So a small letter counts only at the first two
-    places, and only if punctuation or the end of a line follows. "A" and "I" count at the beginning
-    only if punctuation or the end of a line follows, and as the last capital only if no word
-    follows.
+    A letter may also be a word of the sentence, or a part of one ("X-ray"). So a small letter
+    counts only at the beginning and after "answer is", and only if punctuation or the end of a line
+    follows. "A" and "I" count at the beginning only if punctuation or the end of a line follows,
+    and as the last capital only if no word follows.
     """
     letter = _option_letter(answer)
     return float(letter is not None and letter in {each.strip().upper()[:1] for each in references})
@@ -56,13 +56,14 @@ def option_letter_match(answer: str, references: Sequence[str]) -> float:
 
 def _option_letter(answer: str) -> str | None:
     """Returns the capital of the option that an answer chooses; None where it chooses none."""
-    begins = rf"\s*\(?(?:([B-HJ-Z])\b(?!['’])|([A-Za-z]){_OPTION_ENDS})"
+    begins = rf"\s*\(?(?:([B-HJ-Z])\b(?!['’]|-\w)|([A-Za-z]){_OPTION_ENDS})"
     match = re.match(begins, answer) or re.search(
         rf"(?i:\banswer is):?\s+\(?(?:([A-Z])\b|([a-z]){_OPTION_ENDS})", answer
     )
     if match:
         return next(filter(None, match.groups())).upper()
-    capitals: list[str] = re.findall(r"\b([B-HJ-Z]|[AI](?!['’]?\s*\w))\b(?!['’])", answer)
+    lone_capital = r"(?<!\w-)\b([B-HJ-Z]|[AI](?!['’]?\s*\w))\b(?!['’]|-\w)"
+    capitals: list[str] = re.findall(lone_capital, answer)
     return capitals[-1] if capitals else None
 
 

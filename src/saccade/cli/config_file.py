@@ -48,11 +48,12 @@ def write_config(path: Path, calibration: Calibration) -> None:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Reads the method, the models, the rounding of the draft's weights, the threads and the
-    measurements in a file.
+    """Reads the method, the models, the rounding of the draft's weights (``draft_quantize``), the
+    threads and the measurements in a file.
 
-    An axis may be a key too. It becomes one more override of the file's method, or of
-    ``METHOD_OF_AXES``. Raises OptionError for an unknown key or a wrong value.
+    An axis, such as ``keep`` or ``shape``, may be a key too. It becomes one more ``key=value`` part
+    of the method's name, or of ``METHOD_OF_AXES`` if the file names no method. Raises OptionError
+    for an unknown key or a wrong value.
     """
     content = {key: value for key, value in _read_mapping(path).items() if value is not None}
     for key, value in content.items():

@@ -41,9 +41,12 @@ class Weighting(ABC):
 
     @property
     def with_default_settings(self) -> Weighting:
-        """This rule with the default value of every field that another axis sets, such as ``tau``.
-        The word that ``weights=`` has for the rule is found by comparing this, since that word does
-        not depend on the other axes."""
+        """This rule with every field that has an override of its own at its default. Such a field
+        is the temperature of ``tabed.Inverse``, which a method's name sets by ``tau=``.
+
+        A method's name also names the rule, as in ``weights=inverse``. That name is found by
+        comparing this value with each named rule, so it does not depend on the temperature.
+        """
         return self
 
     @abstractmethod
@@ -187,7 +190,7 @@ class EnsembleDrafter(ModelDrafter, Learner):
         for request, (shape_state, weighting_state) in states.items():
             self._mixture.weights[request] = self._weighting.weights(weighting_state)
             growing[request] = self._planning.grow(shape_state)
-        return drive(self._mixture.score, growing, self._scores)
+        return drive(self._mixture.score, growing, last_scores=self._scores)
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         self._mixture.commit(tokens)

@@ -213,7 +213,8 @@ def unjudged_trees(trees: Mapping[int, Tree], judgement: Judgement) -> dict[int,
     verdicts, endings = judgement
     unjudged: dict[int, Tree] = {}
     for request, verdict in verdicts.items():
-        # The target adds a token of its own only after it has judged all nodes there.
+        # The target adds a token of its own only after it has judged all children of the last
+        # accepted node, so nothing below is left to judge.
         if endings[request] is not None or verdict.own is not None:
             continue
         last_accepted = (ROOT, *verdict.path)[-1]

@@ -7,9 +7,9 @@ and only those K visual keys that its text attends to most. The visual keys are 
     K_{l,h} = top-K_j  mean over text queries i, summed over the heads of a group, of A_{l,h}[i, j]
     m_t + K = 1024,  gamma = 9
 
-A video of at most K tokens keeps an eighth of them. ``keys=N`` replaces 1024 by N, and then a video
-of at most K tokens is kept whole. The baselines of Table 1 are ``streaming`` (attention sinks and a
-window, m_t + K keys in all) and tuning-free ``layerskip``.
+A video that has at most 1024 - m_t tokens would be kept whole, so only an eighth of its tokens is
+kept. ``keys=N`` replaces 1024 by N, and then such a video is kept whole. The baselines of Table 1
+are ``streaming`` (attention sinks and a window, m_t + K keys in all) and tuning-free ``layerskip``.
 """
 
 from __future__ import annotations

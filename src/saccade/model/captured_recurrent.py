@@ -61,8 +61,8 @@ from saccade.model.recurrent import (
 from saccade.model.segments import Segment
 from saccade.model.windowed_attention import Extras
 
-# The types of text models whose modules can be captured. None of them has experts, because the host
-# chooses the experts of each row.
+# The types of text models whose modules can be captured. Models with experts are left out: their
+# experts are chosen by the host in every forward, which a CUDA graph cannot repeat.
 CAPTURABLE_MODEL_TYPES = ("qwen3_5_text", "lfm2")
 MAX_REQUESTS = 4  # States of more would take gigabytes, and are stored twice: in caches and here.
 EARLIER_SIZES = (0, 16, 128)  # How many nodes of each request's tree may have been scored before.
@@ -113,8 +113,8 @@ class StaticStates:
         self._earlier: dict[int, Updates] = {}
 
     def earlier(self, count: int) -> Updates:
-        """Returns the memory for the updates of ``count`` earlier nodes of each request. All
-        forwards that read as many share this memory."""
+        """Returns the buffer for the updates of ``count`` earlier nodes of each request. All
+        forwards that read as many share this buffer."""
         if count not in self._earlier:
             self._earlier[count] = self.no_updates(count)
         return self._earlier[count]
@@ -160,8 +160,8 @@ class StaticRows:
         self._new = states.no_updates(size.rows)
         window = states.committed_states.window
         self._past = window.shape[2]  # How many earlier inputs a row's convolution reads.
-        self._memory = torch.zeros(self._bytes(), dtype=torch.uint8, device=window.device)
-        parts = self._parts(self._memory)
+        self._numbers = torch.zeros(self._bytes(), dtype=torch.uint8, device=window.device)
+        parts = self._parts(self._numbers)
         self._taps, self._window_places, self._ancestors, self._is_committed = parts
         self._filled: tuple[tuple[int, int, int], ...] | None = None
 
@@ -215,11 +215,11 @@ class StaticRows:
     ]:
         """Returns the taps, window places, ancestors and committed rows, as views of a flat buffer.
 
-        The inputs of a convolution are, for each request, those before its tree, those of its
-        earlier nodes, and those of its rows. The taps are the places of the inputs that each row
-        reads. The window places are those of the inputs that the state after the committed rows has
-        as its window. The ancestors say which earlier nodes, and then which rows, are on the path
-        to each row. The last part says which rows the forward commits.
+        The inputs of a convolution are, for each request, the last ``past`` inputs before its tree,
+        those of its earlier nodes, and those of its rows. The taps say which of them each row
+        reads. The window places say which of them a later forward starts from: the last ``past``
+        inputs up to the last committed row. The ancestors say which earlier nodes, and then which
+        rows, are on the path to each row. The last part says which rows the forward commits.
         """
         requests, rows = self.size.requests, self.size.rows
         shapes = (
@@ -260,9 +260,9 @@ class StaticRows:
             # two of the inputs before the tree and the input of the committed row.
             before_nodes = [*range(past), *committed][count:]
             window_places[request] = first + torch.tensor(before_nodes, dtype=torch.long)
-        if self._memory.device.type == "cuda":
+        if self._numbers.device.type == "cuda":
             host = host.pin_memory()  # Torch does not free it before the copy is done.
-        self._memory.copy_(host, non_blocking=True)
+        self._numbers.copy_(host, non_blocking=True)
         self._filled = numbers if are_chains else None
 
     def _paths(self, segment: Segment) -> Bool[Tensor, "new all"]:
@@ -326,7 +326,8 @@ class StaticRows:
     def _earlier_writes(self, layer: int) -> Writes:
         """Returns the writes of earlier nodes; zeros where there is no such node.
 
-        The memory of a node that does not exist may hold NaN, and 0 x NaN is NaN.
+        The buffer's places for nodes that do not exist hold what was left there, which may be NaN,
+        and 0 x NaN is NaN.
         """
         writes = self._earlier.of_layers(layer).writes
         assert writes is not None
@@ -428,7 +429,7 @@ class RecurrentGraphs(CudaGraphs):
         return RecurrentSize(size.requests, size.rows, size.tail, size.keys, earlier=earlier)
 
     def _rows_of(self, size: Size) -> StaticRows:
-        """Returns the rows of a size. Sizes that differ only in their keys share them."""
+        """Returns the rows of a size. Sizes that differ only in their keys or tail share them."""
         assert isinstance(size, RecurrentSize)
         key = size.requests, size.rows, size.earlier
         if key not in self._rows:
@@ -539,7 +540,7 @@ class RecurrentProbe(Probe):
             start, at = number * self.earlier, self._start(cache, size)
             segments.append(Segment(cache, start, start + self.earlier, at))
         count = range(self.earlier * len(segments))
-        # The factor is a prime, as in :meth:`Probe.rows`.
+        # The factor is a prime, so the ids all differ unless the vocabulary is a multiple of it.
         ids = [(104729 * (row + 1)) % embeddings for row in count]
         positions = [self.position + 1 + row % self.earlier for row in count]
         return Rows(segments, ids, positions, [*count])

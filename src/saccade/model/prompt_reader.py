@@ -334,15 +334,17 @@ class _CellReader:
     ) -> tuple[Bool[Tensor, " len"], Bool[Tensor, " len"], Int[Tensor, "visual 4"]]:
         """Reads the next prompt, and returns (visual, fixed, cells).
 
-        ``visual`` marks the rows that a view may drop, and ``fixed`` the rows of a tower that it
-        must keep. ``cells`` has the cell of each visual row.
+        ``visual`` marks the rows that a view may drop: those with a cell in a picture or video.
+        ``fixed`` marks the media's other rows, such as sound and newlines, which every view keeps.
+        ``cells`` has the cell of each visual row.
         """
         kinds = [self._kinds.get(token) for token in ids.tolist()]
         places = torch.tensor([i for i, kind in enumerate(kinds) if kind], dtype=torch.long)
         rows = places.to(self._device)
         is_newline = torch.zeros(len(places), dtype=torch.bool)
         if self._newline is not None:
-            # A newline row is a copy of a row of weights, so it is equal to the last bit.
+            # A newline row is an exact copy of one of the model's weights, so exact equality finds
+            # it.
             is_newline = (embeds[rows] == self._newline.to(embeds)).all(-1).cpu()
         cells = arrange_cells(
             [kind for kind in kinds if kind],

@@ -48,12 +48,12 @@ class Watchers:
         """Begins to watch a file from its start. Raises SaccadeError."""
         if upload is None:
             raise OptionError("drop a video first")
-        if self._watching is not None and self._watching[0] != tab:
-            raise OptionError("another tab watches a video here: stop it first")
+        self._check_free(tab)
         read_clip(None, upload, self._settings)  # It raises for files that the page does not take.
         Window.of(window)  # It raises for an invalid window, while the old video still goes on.
         self.stop(tab)
         with self._lock:
+            self._check_free(tab)  # Another tab may have begun in the meantime.
             live = self.model.watch(
                 upload,
                 window=window,
@@ -64,6 +64,10 @@ class Watchers:
             )
             self._watching = tab, Watching(live)
         return live
+
+    def _check_free(self, tab: str) -> None:
+        if self._watching is not None and self._watching[0] != tab:
+            raise OptionError("another tab watches a video here: stop it first")
 
     def get(self, tab: str) -> Watching | None:
         """Returns what a tab watches; None where it watches nothing."""

@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 
 # The target waits this long for the next token before it gives the draft up.
 TOKEN_PATIENCE_SECONDS = 2.0
-# It waits this long for the draft's prefill, for its CUDA graph captures, and when sampling for any
-# token.
+# It waits this long for the draft's prefill and for its CUDA graph captures. When sampling, it
+# waits this long for any token.
 READING_PATIENCE_SECONDS = 60.0
 # For long prompts it waits longer than that, by the time of a prefill at this speed.
 MIN_PREFILL_TOKENS_PER_SECOND = 1000.0
@@ -181,7 +181,7 @@ class WorkerDrafter(Drafter, BesideTarget):
         self._reading_patience = reading_patience([len(prefill.prompt) for prefill in prefills])
         self._ready_sent_at = time.monotonic()
         self._worker.send("ready", [*map(_without_big_tensors, prefills, texts)])
-        return 0.0
+        return 0.0  # The seconds that the target waited: none, as the draft reads beside it.
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         """Returns the drafts to verify next.

@@ -100,8 +100,9 @@ class Chain(Shape):
 def confidence(scores: Scores, node: int, law: Law | None) -> float:
     """Returns the draft's probability of the token after ``node``.
 
-    When greedy, that token is the draft's choice. When sampling, this is the expected probability
-    of the token that will be drawn, sum q^2, so that it does not depend on the draw.
+    When greedy, that token is ``law``, or the draft's likeliest one if ``law`` is None. When
+    sampling, this is the expected probability of the token that will be drawn, sum q^2, so that it
+    does not depend on the draw.
     """
     if isinstance(law, Tensor):
         return float(law.square().sum())

@@ -93,8 +93,9 @@ def transfer(
     """Transfers the saliency of one model's visual tokens to another model's finer or coarser grid.
 
     Each cell of ``other_grid`` gets the saliency of the cell at the same relative (t, h, w) of its
-    medium. Where the grids have not the same media (because of tiles, or without any grid), it
-    gets that of the visual token at the same relative place in the prompt.
+    medium. Where the grids have different media (because of tiles), or ``grid`` lacks cells of a
+    medium, the visual tokens are matched by their order alone: the cell halfway through
+    ``other_grid`` gets the saliency of the token halfway through ``grid``.
     """
     if torch.equal(grid, other_grid):
         return saliency
@@ -188,11 +189,11 @@ def spatial(unit: Float[Tensor, "visual dim"], grid: Int[Tensor, "visual 4"], si
     for crop_tokens, is_member in zip(
         token.split(CROPS_AT_ONCE), member.split(CROPS_AT_ONCE), strict=True
     ):
-        rows, counts_in_sum = unit[crop_tokens], is_member[:, None, :]
+        rows, is_counted = unit[crop_tokens], is_member[:, None, :]
         cosine = (rows @ rows.transpose(1, 2)).double().round(decimals=COSINE_DECIMALS)
         size = is_member.sum(1)[:, None]
-        mean = (cosine * counts_in_sum).sum(-1) / size
-        deviation = (cosine - mean[..., None]) * counts_in_sum
+        mean = (cosine * is_counted).sum(-1) / size
+        deviation = (cosine - mean[..., None]) * is_counted
         variances.append(deviation.square().sum(-1) / size)
     saliency = torch.empty(len(grid), dtype=torch.double, device=grid.device)
     saliency[order] = torch.cat(variances)[number[order], slot]
