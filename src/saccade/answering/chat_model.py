@@ -258,7 +258,7 @@ class Model:
             seed: as for :meth:`describe`.
             settings: as for :meth:`describe`.
 
-        An answer is what ``generate`` answers to ``live.inputs(question)``; see
+        An answer is what transformers' ``generate`` answers to ``live.inputs(question)``; see
         ``saccade.answering.live_video``.
 
         Raises:
@@ -273,6 +273,7 @@ class Model:
             draft=self.pair.draft_backbone,
             method=self.method,
             tokenizer=self.pair.target.tokenizer,
+            # Each clip runs through the vision tower by itself, so that old ones can be dropped.
             vision=ConversationVision(runs_separately=True),
             exact=exact,
             seed=seed,
@@ -492,9 +493,10 @@ def load(
             itself with a rounded copy. Answers stay the target's.
         quantize: "bnb-8bit", "bnb-4bit" or "torchao-int8", for the target.
         trust_remote_code: whether to run code that comes with a checkpoint.
-        positions: of text after a Qwen2.5-VL video; "library" is where ``generate`` puts it,
-            "trained" where the published checkpoints learnt it and vLLM puts it; "auto" goes by the
-            checkpoint, and a result's ``warnings`` say where the two differ.
+        positions: which positions text after a Qwen2.5-VL video gets: with "library" those of
+            transformers' ``generate``, with "trained" those that the published checkpoints learnt
+            and vLLM uses; "auto" goes by the checkpoint, and a result's ``warnings`` say where the
+            two differ.
         threads: of the CPU, for all of PyTorch.
         media_hosts: the hosts that media may be fetched from, such as "example.com" or
             "*.example.com"; by default none. The rules are those of ``saccade serve``.

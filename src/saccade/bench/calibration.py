@@ -271,8 +271,8 @@ def propose_rounding(
     *,
     seconds: float = 600,
 ) -> Calibration:
-    """Returns the calibration with the fastest rounding of the draft's weights, or the calibration
-    itself where no rounding is faster than what it chose.
+    """Returns the calibration with the fastest rounding of the draft's weights as its best, if one
+    is faster than what it chose. Every rounding that was tried is in the table.
 
     The chosen method, or ``auto`` where plain decoding was chosen, runs on the videos that the
     search did not use, once with each rounding. A rounding that the draft does not allow is left
@@ -314,10 +314,10 @@ def propose_rounding(
             chosen = replace(chosen, skipped=(*chosen.skipped, stage))
             continue
         trial = Trial(stage, method, tuple(summaries))
+        chosen = replace(chosen, table=(*chosen.table, trial))
         if trial.fallback is None and trial.speedup > speedup_to_beat:
             speedup_to_beat = trial.speedup
-            table = (*calibration.table, trial)
-            chosen = replace(chosen, best=trial, table=table, draft_quantize=rounding)
+            chosen = replace(chosen, best=trial, draft_quantize=rounding)
     return chosen
 
 

@@ -8,7 +8,10 @@ before every n-th round each key gets a score: its mean attention over the last 
 summed over the heads of a group, times (1 + hold) if the draft reads the key already. The draft
 then reads the K keys with the highest scores:
 
-    K_{l,h} = top-K_j  (1 + hold [j in K_{l,h}])  mean_i  sum_{h in group}  A_{l,h}[i, j]
+    K'_{l,h} = top-K_j  (1 + hold [j in K_{l,h}])  mean_i  sum_{g in group h}  A_{l,g}[i, j]
+
+K are the keys of layer l and key head h that the draft reads so far, and K' those that it reads
+next. g are the query heads that share h.
 
 The target's rows do not depend on which keys the draft reads, so the answer does not either (see
 ``docs/lossless.md``).

@@ -7,7 +7,7 @@ the tokens after that one.
 
     s_attn = mean over layers, heads, text queries of softmax over video keys (Q K^T)    (Eq. 2)
     s_temp = 1 - mean cosine with the same cell in the frames before and after           (Eq. 3-4)
-    s_spa  = variance of a token's cosines inside its 5x5 crop                           (Eq. 5-6)
+    s_spa  = variance of a token's cosines with all tokens of its 5x5 tile               (Eq. 5-6)
     s      = the sum of the three, each z-scored within its frame; the top 10 % stay     (Eq. 7)
 
 In the paper both models prefill at the same time, *and* the choice of the tenth needs the target's
@@ -41,7 +41,7 @@ from saccade.drafting.views.basic import FULL, Pruned, TargetAttention
 from saccade.methods import specvlm
 
 KEEP = 0.1  # The share of the visual tokens that the draft keeps.
-CROP = 5  # The side of the crop in s_spa, in visual tokens.
+CROP = 5  # The side of the tiles into which s_spa divides a frame, in visual tokens.
 # How many tokens a draft has. The paper uses 5 for video-SALMONN2+ and Qwen2.5-VL, and it is used
 # here also for families that the paper did not try.
 GAMMA = 5

@@ -440,8 +440,8 @@ def quickest_attention(
     prompt_choice = kernels.choose_attention(
         ("many", *facts), prompt_calls, kernels.PROMPT_ROWS, kernels.PROMPT_KEYS
     )
-    # What was quickest for the largest timed number of few rows is used up to FOLD_LIMIT rows. More
-    # rows take what was quickest for a prompt.
+    # Few rows are timed up to ATTENTION_ROWS[-1] only. That last choice is used up to FOLD_LIMIT
+    # rows. More rows use the choice for a prompt.
     return AttentionChoice(
         (*few_row_choice.rows[:-1], FOLD_LIMIT, *prompt_choice.rows),
         (*few_row_choice.names, *prompt_choice.names),

@@ -60,13 +60,14 @@ class RequestState:
     generated: int = 0  # tokens of this turn's answer; the next token's noise has this number
     pending: list[int] = field(default_factory=list)  # last tokens of the text, without keys yet
     root_logits: Tensor | None = None  # at the end of the text; None while tokens are pending
-    root_likeliest: ReadTop | None = None  # of the same row, where the forward computed it
+    # Reads the likeliest tokens of the same row; None unless a captured forward computed the row.
+    root_likeliest: ReadTop | None = None
     source: Cache | None = None  # of a fork: the cache it copies the keys of committed text from
     prompt_rows: tuple[int, int] = (0, 0)  # rows of the prompt in this cache, and in the source
     copied_tokens: int = 0  # tokens of the text whose keys were copied from the source
     tree: Tree = Tree()  # the tree scored last; its keys follow the committed ones in the cache
     node_logits: list[Tensor] = field(default_factory=list)  # of the tree
-    node_likeliest: list[ReadTop | None] = field(default_factory=list)  # of the tree
+    node_likeliest: list[ReadTop | None] = field(default_factory=list)  # the same for each node
     reused_rows: int = 0  # rows of the prompt whose keys come from an earlier request
     noise_number: int = 0  # its number among the requests of its call, which selects its noise
     # The rows committed last, if their attention may be asked for (``follow_rows``).
@@ -160,7 +161,7 @@ class Session:
             prompt: what is read.
             record: records the attention of the text after the last visual row on the visual rows.
             follow_rows: if not 0, the ``with_latest_attention`` of the ``Prefill`` gives the
-                attention of the ``follow_rows`` rows that were committed last.
+                attention of the ``follow_rows`` rows that were committed last. It needs ``record``.
             noise_number: see :class:`RequestState`.
             keeps_all_keys: if False, layers with a window evict the keys behind it. Then no other
                 session can start from this one's keys, and no rows can be followed.
@@ -206,8 +207,10 @@ class Session:
         # States can be stored only at the end of a chunk.
         state_lengths = lengths_to_store if cache.states is not None else set()
         ends = sorted({*ends, *(n for n in state_lengths if n > reused_rows)})
-        # A chunk never ends within a picture that is read in both directions.
-        ends = [end for end in ends if end == ends[0] or prompt.largest_cut(end) == end]
+        # A chunk never ends within a picture that is read in both directions, but before it.
+        begin = ends[0]
+        cuts = {prompt.largest_cut(end) for end in ends[1:]}
+        ends = [begin, *sorted(cut for cut in cuts if cut > begin)]
         last_visible_row = prompt.media.last_visible_row
         for start, stop in pairwise(ends):
             rows = text[(text >= start) & (text < stop)].cpu()
@@ -649,7 +652,8 @@ class Session:
         # whose logits need its own ``forward`` is not captured either, because that method may run
         # any Python code.
         is_unusual = any(segment.row_queries or segment.pages for segment in rows.segments)
-        # A backbone of a model's first layers uses the head of the whole model.
+        # A backbone that is a model's first layers gets its logits from the whole model's output
+        # matrix, so the whole model says whether they need its ``forward``.
         full_backbone = self.backbone.full_backbone or self.backbone
         if self.cuda_graphs is None or is_unusual or full_backbone.needs_model_for_logits:
             return RowLogits.of_ordinary(self._ordinary_forward(rows))

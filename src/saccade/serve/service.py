@@ -147,8 +147,11 @@ def build_service(settings: ServerSettings) -> tuple[Service, Callable[[], Engin
 
 
 def resolve_recipe(settings: ServerSettings) -> Recipe:
-    """Returns the method's recipe. Raises MethodError for an unknown method, and with ``exact`` for
-    one whose drafts are trees."""
+    """Returns the method's recipe, with ``exact`` restricted to drafts that are chains.
+
+    Raises MethodError for an unknown method, and with ``exact`` for one that cannot do without
+    trees.
+    """
     recipe = resolve(settings.method)
     return as_chains(recipe) if settings.exact else recipe
 

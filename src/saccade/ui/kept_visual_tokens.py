@@ -64,7 +64,9 @@ def measure_kept_tokens(
     setup = Setup(target, draft, view, recipe.shape, [Sampling()], room=1, words=words)
     session = Session(target, setup.rules)
     (prefill,) = session.prefill(target.prompts(inputs), record=recipe.records_attention)
-    prefill = replace(prefill, words=words.replacement_texts(view, inputs)[0])
+    # Some views put words (a newline, a caption) in the place of videos and images.
+    (texts,) = words.replacement_texts(view, inputs)  # There is one request.
+    prefill = replace(prefill, words=texts)
     prompt = (
         prefill.prompt
         if reads_target_prompt
@@ -101,8 +103,8 @@ def kept_share(prompt: Prompt, pruned: Prompt) -> Float[Tensor, " seen"]:
     """Returns, for each visual token, the share of heads that keep it.
 
     The share is 0 or 1 where all heads keep the same tokens. Some views divide tokens into pages,
-    of which each step of the draft reads a few others. Every token in a page then gets the share of
-    pages that one step reads: 0.25 if a step reads 2 of 8 pages.
+    and each step of the draft reads the few pages that suit it. Every token in a page then gets the
+    share of pages that one step reads: 0.25 if a step reads 2 of 8 pages.
     """
     share = torch.zeros(len(prompt))
     heads, paged = pruned.reading.heads, pruned.reading.paged
