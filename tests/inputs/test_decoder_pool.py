@@ -44,6 +44,8 @@ def shared():
 @pytest.fixture
 def at_once(monkeypatch):
     """Children are forks of this process: for what the parent does with what they say."""
+    # A fork begins with the files that this process has open.
+    monkeypatch.setattr(decoder_pool, "MAX_OPEN_FILES", 1 << 12)
     monkeypatch.setattr(
         decoder_pool, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": Forked})
     )
