@@ -39,7 +39,7 @@ def keys(answers: Sequence[Answer]) -> list[Key]:
     return [(each.suite, each.item, each.method, each.turn) for each in answers]
 
 
-def short(*methods: str, suite: suites.Shapes = CAPTION) -> runner.Benchmark:
+def short(*methods: str, suite: suites.DrawnSuite = CAPTION) -> runner.Benchmark:
     return runner.Benchmark((suite,), methods, limit=1, max_new_tokens=12)
 
 

@@ -42,7 +42,7 @@ def caption(
     ] = "1/1",
     batch: Annotated[int, typer.Option(min=1, help="Videos answered together.")] = 1,
     retry_errors: Annotated[
-        bool, typer.Option("--retry-errors", help="Do again what only an error came of.")
+        bool, typer.Option("--retry-errors", help="Answer videos again whose row is an error.")
     ] = False,
     ray: Annotated[
         str | None,
@@ -125,7 +125,7 @@ def caption_merge(
     ),
     as_json: Json = False,
 ) -> None:
-    """Join shards in the manifest's order and say what is missing; exits with 1 if anything is."""
+    """Join shards in the manifest's order; exits with 1 if a row is missing or is an error."""
     from saccade.corpus import caption_run
     from saccade.corpus import manifest as manifests
 

@@ -120,8 +120,9 @@ def doctor(
     precision = loading.dtype_named(dtype, target_place)
     bits = None if quantize is None else loading.bits(quantize)
     rounding = None if draft_quantize is None else rounding_named(draft_quantize)
-    # Where a quantizer rounds the draft's weights as they are loaded, ``draft_bits`` is the bits of
-    # each. Otherwise it is None, and a rounded copy is made beside the loaded weights.
+    # ``draft_bits`` is the bits of each of the draft's weights, where a quantizer rounds them as
+    # they are loaded. It is None where a rounded copy is made beside the loaded weights, and where
+    # the draft is not rounded at all.
     draft_bits = None if rounding is None else loading.draft_bits(rounding, draft_place)
     as_loaded = packed_checkpoints.config_as_loaded
     target_model = target, as_loaded(target_model[1], target_place)

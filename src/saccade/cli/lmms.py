@@ -31,6 +31,7 @@ from saccade.inputs.loading import use_threads
 from saccade.inputs.media import Clip, FrameSampling
 from saccade.inputs.media.clip import enlarge, make_clip
 from saccade.inputs.media.frame_sampling import DEFAULT_FPS
+from saccade.inputs.python_media import stack_frames
 
 try:
     from lmms_eval.api.model import lmms as Model
@@ -277,7 +278,7 @@ def read_clip(part: Mapping[str, Any], sampling: FrameSampling) -> Clip:
         return media.read(source, replace(sampling, start=start, end=end))
     if start is not None or end is not None or not isinstance(source, list | np.ndarray):
         raise OptionError(f"cannot read a video, or a part of one, from {type(source).__name__}")
-    frames = np.stack([read_picture(each) for each in source])
+    frames = stack_frames([read_picture(each) for each in source])
     total = len(frames)
     count = min(sampling.num_frames or total, total)
     evenly_spaced = np.arange(count) * total // count

@@ -33,7 +33,7 @@ def run_replicas(
     A second signal ends the process at once. Raises OptionError where replicas cannot be started.
     """
     if port == 0:
-        raise OptionError("--replicas needs a --port of its own: 0 is for one server")
+        raise OptionError("--replicas needs a definite --port: 0 (any free one) is for one server")
     max_replicas = replicas if max_replicas is None else max_replicas
     if max_replicas < replicas:
         raise OptionError(f"--max-replicas {max_replicas} is less than --replicas {replicas}")

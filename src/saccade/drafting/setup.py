@@ -133,7 +133,8 @@ class Setup:
 
     @property
     def coarse(self) -> bool:
-        """Whether the view reads ``Media.coarse`` and the draft model can compute it."""
+        """Whether the draft's prompt also gets ``Media.coarse``: its visual rows averaged over
+        blocks of 2x2 cells. It does if the view reads them and the draft model can compute them."""
         return self.draft_model().can_coarsen and Capability.COARSE_ROWS in self.view.needs
 
     def draft_inputs(self, inputs: Inputs) -> Inputs:

@@ -428,6 +428,8 @@ class RequestBatch:
             decode = sum(
                 r.draft_seconds + r.verify_seconds for rounds in self._records for r in rounds
             )
+        # Clocks stand still while CUDA graphs are captured, because the graphs serve later answers
+        # too. Only the total includes that time.
         captures = stopped_seconds() - self._stopped_before
         total = self._clock.elapsed() + captures
         report, draft_seconds = self.drafter.report(), self._draft_seconds()

@@ -32,7 +32,10 @@ WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")  # Some heads are publish
 
 
 def read_settings(name: str) -> dict[str, Any]:
-    """Returns the entries of a checkpoint's config.json; none where it cannot be read."""
+    """Returns the entries of a checkpoint's config.json; none where that file is missing or broken.
+
+    Raises ModelError where a hub id cannot be fetched.
+    """
     try:
         folder = fetch_folder(name, ("config.json",))
         settings = json.loads((folder / "config.json").read_text("utf-8"))

@@ -70,15 +70,22 @@ def _read_address(url: str, sampling: FrameSampling, sources: Sources) -> Clip:
 
 def _read_frames(pictures: Sequence[Any], sampling: FrameSampling, sources: Sources) -> Clip:
     """Returns pictures as the frames of one video, all of the first one's size."""
+    frames = stack_frames([read_picture(each, sources) for each in pictures])
+    return arrays.frames_clip(frames, sampling)
+
+
+def stack_frames(pictures: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns pictures as one array [frame, height, width, 3], all of the first one's size. Raises
+    VideoInputError if there are none."""
     if not pictures:
         raise bad_option("a list of frames is empty: give at least one picture")
-    frames = [read_picture(each, sources) for each in pictures]
-    height, width = frames[0].shape[:2]
-    for place, frame in enumerate(frames):
-        if frame.shape[:2] != (height, width):
-            resized = PILImage.fromarray(frame).resize((width, height))
-            frames[place] = np.asarray(resized)
-    return arrays.frames_clip(np.stack(frames), sampling)
+    height, width = pictures[0].shape[:2]
+    frames = []
+    for picture in pictures:
+        if picture.shape[:2] != (height, width):
+            picture = np.asarray(PILImage.fromarray(picture).resize((width, height)))
+        frames.append(picture)
+    return np.stack(frames)
 
 
 def _as_array(value: np.ndarray | torch.Tensor) -> tuple[np.ndarray, bool]:

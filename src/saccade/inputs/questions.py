@@ -379,7 +379,11 @@ def _render(
     opens_answer: bool = True,
     variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[str, literal_text.Placeholders | None]:
-    """Returns a conversation as its template writes it, and the texts that must stay literal."""
+    """Returns a conversation as its template writes it, and its placeholders.
+
+    A placeholder stands for a text that must be encoded literally. The second result has the ids of
+    these texts, in order; None where there are none.
+    """
     is_text_only = getattr(processor, "tokenizer", None) is None
 
     def render(turns: list[dict[str, Any]]) -> str:

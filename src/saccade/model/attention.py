@@ -40,7 +40,8 @@ PartialAttention = tuple[Queries, Float[Tensor, "head new"]]
 """Attention over some of the keys, and the log of the sum that its softmax divided by."""
 
 # Up to this many rows, the query heads that share a key head are passed to a kernel as further
-# rows of that head ("folded"). Above it a call with grouped heads is faster.
+# rows of that head ("folded"). Above it, it is faster to pass a kernel all query heads and the
+# fewer key heads, and let it share them (GQA).
 FOLD_LIMIT = 64
 # A timed call for a prompt makes about this many multiplications at most. It has fewer heads than
 # the model where all of them would make more.
@@ -108,8 +109,8 @@ class Step:
 
         ``key_layers`` maps a layer's place among all layers to its number among those that have
         keys; None where all layers have. ``windows`` has the window of each layer that has keys,
-        or is empty where none has a window. ``masks_always`` attends with an explicit mask in every
-        layer, which layers need whose values have another width than their keys.
+        or is empty where none has a window. With ``masks_always`` every layer attends with an
+        explicit mask. That is needed where values have another width than keys.
         """
         self.segments = segments
         self._key_layers = key_layers
@@ -440,8 +441,9 @@ def quickest_attention(
     prompt_choice = kernels.choose_attention(
         ("many", *facts), prompt_calls, kernels.PROMPT_ROWS, kernels.PROMPT_KEYS
     )
-    # Few rows are timed up to ATTENTION_ROWS[-1] only. That last choice is used up to FOLD_LIMIT
-    # rows. More rows use the choice for a prompt.
+    # The ``rows`` of a choice are upper bounds. The last number of few rows that is timed
+    # (``kernels.ATTENTION_ROWS``) is below FOLD_LIMIT, but its choice is used up to that. More rows
+    # use the choice for a prompt.
     return AttentionChoice(
         (*few_row_choice.rows[:-1], FOLD_LIMIT, *prompt_choice.rows),
         (*few_row_choice.names, *prompt_choice.names),

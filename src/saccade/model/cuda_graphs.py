@@ -87,7 +87,7 @@ OrdinaryForward = Callable[[Rows], Float[Tensor, "logit_rows vocab"]]
 """A forward that is sent kernel by kernel. Every captured forward is compared with one."""
 
 FirstLayersAgree = Callable[[], bool]
-"""Returns whether the hidden states after the first layers agree; it takes two forwards."""
+"""Returns whether the hidden states after the first layers agree. A call runs two forwards."""
 
 ReadTop = Callable[[], TopTokens]
 """Returns the likeliest tokens of a row. It may wait for the device."""
@@ -241,8 +241,9 @@ class StaticInputs:
     ) -> None:
         """Writes a step's numbers.
 
-        Rows that pad a request repeat its last row, over rows of its cache that nobody reads.
-        Requests that pad the step repeat its first request, over the ``spare`` cache.
+        Rows that pad a request have the id and position of its last row. Their keys are written
+        after that row's key, where nobody reads them. Requests that pad the step have the ids and
+        positions of its first request, and their keys are written to the ``spare`` cache.
         ``vocabularies`` are the numbers of the segments' vocabularies.
         """
         size = self.size
@@ -716,12 +717,15 @@ class Probe:
         Where they may branch, they have a mask whose rows all differ.
         """
         block = torch.ones(size.rows, size.rows, dtype=torch.bool).tril_()
-        # Row 2 does not see row 0, and the rows after it do not see row 1.
+        # Row 2 does not see row 0, and the rows after it do not see row 1. So the mask is not the
+        # causal one, and a forward that took it for that would differ.
         for row in range(2, size.rows):
-            block[row, row % (row - 1)] = False
+            block[row, 0 if row == 2 else 1] = False
         segments = []
         for number, cache in enumerate(self.caches):
-            start, at = number * size.rows, min(cache.length, cache.capacity - size.rows)
+            start = number * size.rows
+            # The cache may be longer by now than when this size was chosen.
+            at = min(cache.length, cache.capacity - size.rows, size.keys - size.rows)
             mask = block if may_branch else None
             segments.append(Segment(cache, start, start + size.rows, at, mask))
         count = range(size.rows * len(segments))
@@ -755,8 +759,10 @@ class _LastWritten(HiddenStates):
 def written_hidden_states(
     segments: Sequence[Segment], layer: int, model: Backbone
 ) -> Iterator[list[_LastWritten]]:
-    """Returns a context in which forwards write the hidden states that ``layer`` reads to the
-    objects that the context yields, one for each segment, and not to the caches of the segments."""
+    """Returns a context in which forwards do not write hidden states to the segments' caches.
+
+    The context yields one object for each segment. Forwards write the input of ``layer`` to it.
+    """
     before = [segment.cache.hidden for segment in segments]
     states = [_LastWritten(layer, model) for _ in segments]
     try:

@@ -170,7 +170,8 @@ def _unescape(body: bytearray, start: int, end: int) -> bool:
         if is_plain:
             body[written : written + len(piece)] = piece
             read, written = stop, written + len(piece)
-    # This is empty unless an escape of another kind was found. Then it begins with its piece.
+    # If an escape of another kind was found, the piece that has it and all after it are kept as
+    # they are. Otherwise nothing is unread.
     unread = bytes(body[read:end])
     body[written : end + 1] = unread + b'"' + b" " * (end - written - len(unread))
     return is_plain

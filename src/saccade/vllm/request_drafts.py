@@ -156,6 +156,7 @@ class ModelDrafts(Drafts):
                 names_by_number[number] = each.name
                 free_bytes -= added_bytes
         chains = {number: grow_chain(plan) for number in names_by_number}
+        # ``drive`` puts each chain's latest scores into ``last_scores``. They are not used here.
         trees = drive(self._session.score, chains, last_scores={})
         return {
             names_by_number[number]: ProposedTokens(tree.tokens, tree.confidences)

@@ -16,7 +16,7 @@ from saccade.inputs.media.clip import Clip, make_clip
 from saccade.world import descriptions, dialogues, drawing, scenes
 
 if TYPE_CHECKING:
-    from saccade.world.suites import Shapes
+    from saccade.world.suites import DrawnSuite
 
 # The first seed of the calibration clips. No model was trained on their scenes, and `lab eval` uses
 # others.
@@ -84,14 +84,14 @@ def write_clip(file: Path, seed: int, frames: int, size: int, fps: float) -> dic
     return {**truth, "prompt": turn.question, "answer": turn.answer}
 
 
-def suites() -> dict[str, Shapes]:
+def suites() -> dict[str, DrawnSuite]:
     """Returns every suite of drawn clips for ``saccade bench``, by name."""
     from saccade.world.suites import suites
 
     return suites()
 
 
-def default_suites() -> list[Shapes]:
+def default_suites() -> list[DrawnSuite]:
     """Returns the suites that ``saccade bench --suite all`` stands for: each task, short clips."""
     from saccade.world.suites import TASKS
 

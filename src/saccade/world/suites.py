@@ -138,7 +138,7 @@ SECOND_TURN_TASKS: Mapping[str, Kind] = {
 
 
 @dataclass(frozen=True)
-class Shapes:
+class DrawnSuite:
     """One of ``TASKS`` at one of ``LENGTHS``, or one of ``SECOND_TURN_TASKS``."""
 
     name: str
@@ -153,7 +153,7 @@ class Shapes:
         return with_next_items(items) if kind.asks_next_item else items
 
 
-def suites() -> dict[str, Shapes]:
+def suites() -> dict[str, DrawnSuite]:
     """Returns every suite by name, such as ``shapes-caption`` and ``shapes-caption-2k``. A suite
     without a length in its name has about 256 visual tokens."""
     suites_by_name = {}
@@ -170,5 +170,5 @@ def suites() -> dict[str, Shapes]:
             setting = Setting(
                 "the embedded world", samples=SAMPLES, max_new_tokens=kind.max_answer_tokens
             )
-            suites_by_name[name] = Shapes(name, task, length, setting)
+            suites_by_name[name] = DrawnSuite(name, task, length, setting)
     return suites_by_name

@@ -89,7 +89,9 @@ def dycoke(prompt: Prompt, target_attention: TargetAttention, budget: int) -> In
         return saliency.sample_evenly(first, budget)
     key, order = torch.sort(saliency.through_time(grid))
     # Clearing the lowest bit of a frame's number gives the frame that it merges into, in groups of
-    # four, of sixteen, and so on: frame 1 merges into 0, 3 into 2, 2 into 0, and 12 into 8.
+    # four, of sixteen, and so on: frame 1 merges into 0, 3 into 2, 2 into 0, and 12 into 8. A key
+    # of ``through_time`` grows by 1 from frame to frame of a cell. So subtracting that bit, which
+    # is ``time & -time``, gives the key of the same cell in that frame.
     partner_key = saliency.through_time(grid) - (time & -time)
     place = torch.searchsorted(key, partner_key).clamp(max=len(key) - 1)
     into = order[place]

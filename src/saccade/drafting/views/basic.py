@@ -36,8 +36,8 @@ Positions = Literal["original", "repacked"]
 Early = Literal["wait", "superset", "all"]
 
 TargetAttention = Float[Tensor, " visual"] | None
-"""How much the target's text attends to each visual token, counted in the draft's own visual
-tokens; None for a selector that does not need it."""
+"""How much the target's text attends to each part of the media, with one entry for each of the
+draft's visual tokens; None for a selector that does not need it."""
 
 Select = Callable[[Prompt, TargetAttention, int], Int[Tensor, " kept"]]
 """(the draft's whole prompt, the target's attention, budget) -> kept visual tokens."""
@@ -180,10 +180,10 @@ class Fixed(Pruned):
 
 @dataclass(frozen=True)
 class Affordable(CostedView):
-    """An even sample of the video, or the beginning of a document, of the largest share that is
-    cheap: a step of the draft takes hardly longer than over any other share, and its prefill, if
-    it has one, a small part of the target's.
+    """Keeps the largest cheap share: an even sample of a video, or the beginning of a document.
 
+    A share is cheap if a step of the draft over it takes hardly longer than over the share with the
+    quickest step, and if the draft's prefill, where it has one, takes a small part of the target's.
     ``recipe.plan`` sets the share, which it gets from ``cost_measurement.affordable_share``.
     """
 
