@@ -217,7 +217,7 @@ def test_a_second_answer_captures_nothing_and_memory_stays():
                 session.score({0: tree})
                 capture_new_sizes()
             session.commit({0: [1 + round, 9]})
-        addresses = {key: rows._memory.data_ptr() for key, rows in graphs._rows.items()}
+        addresses = {key: rows._numbers.data_ptr() for key, rows in graphs._rows.items()}
         states = {
             key: each.committed_states.window.data_ptr() for key, each in graphs._states.items()
         }
