@@ -214,8 +214,8 @@ class Live(AbstractContextManager["Live"]):
         """Drops the oldest waiting frames, where more wait than a window holds.
 
         Frames wait while an answer is under way, however long that takes. A window in tokens is
-        converted to frames by the tokens of the segments that were encoded. Before any
-        was encoded, each frame counts as one token.
+        converted to frames by the tokens of the segments that were encoded. Before any was
+        encoded, each frame counts as one token.
         """
         max_frames = self.window.size * (self._fps if self.window.unit == "seconds" else 1)
         if self.window.unit == "tokens":

@@ -21,6 +21,8 @@ CHUNK_PENALTY_EXPONENT = 3.0
 # A letter that may also be a word, such as "a", counts as an option only if punctuation or the end
 # of a line follows, as in "a)".
 _OPTION_ENDS = r"(?:[).:,]|\s*$|\s*\n)"
+# A letter is a word by itself, and not the beginning of one, as in "B's" and "X-ray".
+_WORD_ENDS = r"\b(?!['’]|-\w)"
 ENGLISH_ENDINGS = ("ing", "edly", "ed", "es", "ly", "s")
 
 
@@ -56,13 +58,13 @@ def option_letter_match(answer: str, references: Sequence[str]) -> float:
 
 def _option_letter(answer: str) -> str | None:
     """Returns the capital of the option that an answer chooses; None where it chooses none."""
-    begins = rf"\s*\(?(?:([B-HJ-Z])\b(?!['’]|-\w)|([A-Za-z]){_OPTION_ENDS})"
+    begins = rf"\s*\(?(?:([B-HJ-Z]){_WORD_ENDS}|([A-Za-z]){_OPTION_ENDS})"
     match = re.match(begins, answer) or re.search(
         rf"(?i:\banswer is):?\s+\(?(?:([A-Z])\b|([a-z]){_OPTION_ENDS})", answer
     )
     if match:
         return next(filter(None, match.groups())).upper()
-    lone_capital = r"(?<!\w-)\b([B-HJ-Z]|[AI](?!['’]?\s*\w))\b(?!['’]|-\w)"
+    lone_capital = rf"(?<!\w-)\b([B-HJ-Z]|[AI](?!['’]?\s*\w)){_WORD_ENDS}"
     capitals: list[str] = re.findall(lone_capital, answer)
     return capitals[-1] if capitals else None
 

@@ -113,10 +113,8 @@ def _settings(name: str, turns: bool = False, **stated: Any) -> Iterator[tuple[s
         return
     for kind, question in SECOND_TURNS.items():
         source = f"{setting.paper}; second turn as its published code words it"
-        yield (
-            f"{name}-{kind}",
-            replace(setting, paper=source, then=question, asks_next_item=not question),
-        )
+        second = replace(setting, paper=source, then=question, asks_next_item=not question)
+        yield f"{name}-{kind}", second
 
 
 def _lists_to_tuples(value: Any) -> Any:
