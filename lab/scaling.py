@@ -173,7 +173,10 @@ def predict_plan(
     def forward(model: Shape, rows: int, context: int, over: int) -> float:
         """Returns the seconds of decoding ``rows`` tokens of every request at once."""
         read_bytes = (
-            model.footprint.step(BYTES_PER_NUMBER, context * batch, BYTES_PER_NUMBER) / over
+            model.footprint.bytes_read_per_token(
+                BYTES_PER_NUMBER, context * batch, BYTES_PER_NUMBER
+            )
+            / over
         )
         operations = model.operations(rows * batch, context) / over
         alone = max(read_bytes / gpu.bandwidth, operations / gpu.operations)

@@ -259,7 +259,7 @@ class Acceptance:
             captured_ms=times["captured"] * 1e3,
             ordinary_ms=times["ordinary"] * 1e3,
             first_ms=first_ms,
-            bytes=footprint(model.model.config).step(size, context, size),
+            bytes=footprint(model.model.config).bytes_read_per_token(size, context, size),
             apart=share,
             captures=graphs["captures"],
         )
@@ -502,7 +502,7 @@ class Acceptance:
             return model
         seconds = clock.elapsed()
         held_bytes = self._allocated_bytes() - before
-        weights = footprint(model.model.config).weights(model.dtype.itemsize)
+        weights = footprint(model.model.config).weight_bytes(model.dtype.itemsize)
         self.report.note(
             built=name,
             seconds=seconds,

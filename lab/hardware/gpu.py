@@ -113,7 +113,7 @@ def build_model(config: Any, device: torch.device, dtype: torch.dtype) -> Backbo
 
 def bandwidth_floor(shape: Footprint, tokens: int, bandwidth: float, size: int = 2) -> float:
     """Returns the seconds it takes to read a token's weights and its keys and values once."""
-    return shape.step(size, tokens, size) / bandwidth
+    return shape.bytes_read_per_token(size, tokens, size) / bandwidth
 
 
 def predict_speedups(

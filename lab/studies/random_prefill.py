@@ -38,7 +38,7 @@ def make_prefill(target: Backbone, visual: int, *, text: int = 64, room: int = 2
         index=torch.arange(length),
         next_position=length,
     )
-    cache = target.cache(length + room + DRAFT_ROOM_TOKENS)
+    cache = target.new_cache(length + room + DRAFT_ROOM_TOKENS)
     for tensor in (*cache.keys, *cache.values):
         tensor.normal_()
     cache.advance(length)

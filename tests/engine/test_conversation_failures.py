@@ -148,10 +148,10 @@ def test_a_draft_that_cannot_go_on_costs_speed_only():
     def drafter(team: Any) -> StubDraft:
         draft = StubDraft(lambda request, text, round: chain([1]))
 
-        def turn(*args: Any) -> None:
+        def start_turn(*args: Any) -> None:
             raise ValueError("turn is broken")
 
-        draft.turn = turn  # type: ignore[method-assign]
+        draft.start_turn = start_turn  # type: ignore[method-assign]
         return draft
 
     recipe = saccade.Recipe(

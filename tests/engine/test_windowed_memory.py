@@ -301,7 +301,7 @@ def test_doctor_counts_windows():
     for tokens in (10, 5000):
         windows = model.window_bytes(tokens, forward_rows())
         expected = tokens * model.unbounded_token_bytes + windows
-        assert footprint(config).cache(tokens, model.dtype.itemsize) == expected
+        assert footprint(config).cache_bytes(tokens, model.dtype.itemsize) == expected
     diagnosis = examine(("it", config), None, tokens=5000, free_bytes=1 << 30)
     (note,) = (note for note in diagnosis.notes if "of it's 3 layers" in note)
     assert "2 of it's 3 layers" in note and f"{WINDOW} tokens" in note

@@ -83,7 +83,7 @@ def test_pooled_is_before_the_projector(family: str, kind: str) -> None:
     expected = by_hand(loaded.backbone.model, inputs)
     if family == "llava-onevision" and kind.startswith("video"):
         expected = halved(expected)
-    (whole,) = loaded.backbone.prompts(inputs, coarse=True)
+    (whole,) = loaded.backbone.prompts(inputs, with_averaged_rows=True)
     before, after = view(whole), view(whole, POOLED_AFTER)
 
     def squares(prompt: Prompt) -> Tensor:
@@ -101,7 +101,7 @@ def test_pooled_is_before_the_projector(family: str, kind: str) -> None:
     assert before.next_position == len(before) < after.next_position == whole.next_position
     assert torch.equal(after.positions, whole.positions[:, after.index])
     assert torch.equal(before.embeds[~before.visual], whole.embeds[~whole.visual])
-    assert torch.equal(before.grid, after.grid) and before.media.coarse is None
+    assert torch.equal(before.grid, after.grid) and before.media.averaged_rows is None
 
 
 def pair(share: str, family: str) -> tuple[Backbone, Backbone]:
@@ -124,7 +124,7 @@ def test_what_a_draft_reads(family: str, share: str, monkeypatch: pytest.MonkeyP
     decoding's. Fails if the target's rows are adopted, or pixels are looked at twice."""
     target, draft = pair(share, family)
     inputs = zoo.make_inputs(zoo.member(family), "image")
-    (own,) = draft.prompts(inputs, coarse=True)
+    (own,) = draft.prompts(inputs, with_averaged_rows=True)
     plain = saccade.run(target, inputs, method="ar", max_new_tokens=12, do_sample=False)
     read: list[Prompt] = []
     prefill = Session.prefill
@@ -168,7 +168,7 @@ def test_a_draft_in_a_process_of_its_own_looks_for_itself() -> None:
     (guide,) = Session(target, rules).prefill(target.prompts(inputs))
     child.ready([guide])
     session = Session(draft, rules)
-    session.prefill([view(draft.prompts(inputs, coarse=True)[0])])
+    session.prefill([view(draft.prompts(inputs, with_averaged_rows=True)[0])])
     child_row, own = (each.score({0: Tree()})[0].logits(-1) for each in (child._session, session))
     assert close(child_row, own)
 
@@ -179,8 +179,8 @@ def test_families_that_merge_there_have_no_such_rows() -> None:
     for family, kind in (("qwen2.5-vl", "video"), ("llama", "text")):
         loaded = zoo.member(family)
         inputs = zoo.make_inputs(loaded, kind)
-        (whole,) = loaded.backbone.prompts(inputs, coarse=True)
-        assert whole.media.coarse is None and not loaded.backbone.can_coarsen
+        (whole,) = loaded.backbone.prompts(inputs, with_averaged_rows=True)
+        assert whole.media.averaged_rows is None and not loaded.backbone.can_average_rows
         before, after = view(whole), view(whole, POOLED_AFTER)
         assert torch.equal(before.embeds, after.embeds)
         assert torch.equal(before.positions, after.positions)

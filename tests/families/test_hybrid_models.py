@@ -397,11 +397,11 @@ def test_a_config_alone_tells_what_states_cost(family):
     counted = footprint(config)
     size = model.dtype.itemsize
     assert counted.kv_numbers_per_token * size == model.token_bytes
-    assert counted.cache(0, size) == model.state_bytes
-    assert counted.cache(10, size) == model.state_bytes + 10 * model.token_bytes
+    assert counted.cache_bytes(0, size) == model.state_bytes
+    assert counted.cache_bytes(10, size) == model.state_bytes + 10 * model.token_bytes
     assert counted.stateful_layers == len(model.mixers)
     diagnosis = examine(("it", config), None, tokens=10, free_bytes=1 << 30)
-    assert diagnosis.parts[0].cache == counted.cache(10, size)
+    assert diagnosis.parts[0].cache == counted.cache_bytes(10, size)
     (note,) = (note for note in diagnosis.notes if "keep a state instead of keys" in note)
     assert f"{len(model.mixers)} of it's {model.layer_count} layers" in note
     plain = examine(("it", llama().config), None, tokens=10, free_bytes=1 << 30)

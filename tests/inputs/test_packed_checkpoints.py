@@ -490,7 +490,7 @@ def test_a_packed_draft_counts_what_it_takes_once_unpacked(packed, monkeypatch):
     on_gpu = packed_checkpoints.config_as_loaded(config, torch.device("cuda"), is_draft=True)
     assert footprint.weight_size(torch.float32, as_draft) == 4
     assert footprint.weight_size(torch.float32, on_gpu) == 0.5
-    weights = footprint.footprint(as_draft).weights(4)
+    weights = footprint.footprint(as_draft).weight_bytes(4)
     room = 0.5 * weights
     monkeypatch.setattr(memory, "available_bytes", lambda device: int(room))
     with pytest.raises(ModelError, match="does not fit"):
@@ -503,8 +503,8 @@ def test_a_rounded_copy_is_counted_before_anything_is_loaded(own, packed, monkey
     the weights are read, with what would fit. Fails if the copy is left out of the count."""
     plain = str(packed("awq").parent / "plain-llama")
     size = footprint.footprint(loading.read_config(plain))
-    copied = size.rounded_copy(ROUNDINGS["int8"].bytes_per_weight)
-    room = (size.weights(4) + copied // 2) / (1 - memory.SPARE_SHARE)
+    copied = size.rounded_copy_bytes(ROUNDINGS["int8"].bytes_per_weight)
+    room = (size.weight_bytes(4) + copied // 2) / (1 - memory.SPARE_SHARE)
     monkeypatch.setattr(memory, "available_bytes", lambda device: int(room))
     reads: list[str] = []
     read = loading._from_pretrained

@@ -31,7 +31,9 @@ def test_predictions_are_bytes_over_bandwidth() -> None:
     small = footprint(CONFIGS["Qwen2.5-VL-7B"]())
     for each, once, step, gain in predictions:
         assert once == pytest.approx(expected, rel=1e-3)
-        assert step == pytest.approx(small.step(2, int(tokens * each.keep), 2) / 4.8e12)
+        assert step == pytest.approx(
+            small.bytes_read_per_token(2, int(tokens * each.keep), 2) / 4.8e12
+        )
         assert gain == pytest.approx(each.tau * once / (5 * step + once))
     full, pruned = predictions
     assert pruned[2] < full[2] and pruned[3] > full[3]

@@ -146,7 +146,7 @@ def test_what_is_read_is_the_sources() -> None:
     source.reserve(60)
     for layer in range(2):
         q = torch.randn(6, 1, 4, generator=generator)
-        pages.load(into, layer, q)
+        pages.copy_best_pages(into, layer, q)
         for head, chosen in enumerate(pages.best_pages(layer, q)):
             rows = paged.rows[chosen].flatten()
             assert torch.equal(into.keys[layer][head, : paged.slots], before[layer][head, rows])

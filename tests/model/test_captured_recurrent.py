@@ -196,7 +196,7 @@ def test_a_conversation_is_cut_back_to_states_of_captured_steps(family):
                 session.commit({0: [token, 2, 9]})
         turn = {0: Turn(drop=drop, ids=(4, 8, 9))}
         for session in (ordinary, fixed):
-            session.turn(turn, [Sampling()])
+            session.start_turn(turn, [Sampling()])
         assert _difference(ordinary, fixed, {0: Tree()}) < ROUNDING
 
 

@@ -128,7 +128,7 @@ def test_several_requests_are_one_step(count):
         if round == 20:
             turn = dict.fromkeys(range(count), Turn(drop=4, ids=(4, 8, 9)))
             for session in sessions:
-                session.turn(turn, rules)
+                session.start_turn(turn, rules)
     # each is replayed once where it is checked, in the place of the step that was its first
     assert counted.captures < 30 and counted.replays == steps
 
@@ -221,7 +221,7 @@ def test_a_conversation_that_takes_text_back_goes_on():
     for session in (ordinary, fixed):
         session.score({0: chain([1, 2, 3])})
         session.commit({0: [1, 2, 9]})
-        session.turn({0: Turn(drop=5, ids=(4, 4, 8, 9, 11, 3))}, [Sampling()])
+        session.start_turn({0: Turn(drop=5, ids=(4, 4, 8, 9, 11, 3))}, [Sampling()])
     assert _same(ordinary, fixed, Tree()) < 1e-4
     assert _same(ordinary, fixed, random_tree(random.Random(2), 9, lambda: 6)) < 1e-4
 
@@ -398,7 +398,7 @@ def test_what_was_captured_over_memory_that_moved_is_captured_anew(monkeypatch):
             session.commit({0: [5, 9]})
         if round == 2:
             captures = counted.captures
-            crowd = [fixed.cache(500 * (1 + n)) for n in range(2)]
+            crowd = [fixed.new_cache(500 * (1 + n)) for n in range(2)]
     assert counted.captures == captures + 1 and len(crowd) == 2
 
 

@@ -176,9 +176,9 @@ def test_a_turn_cuts_a_head_back_to_the_text(kind, family, cut_back):
     session.score({0: Tree()})
     new = (7, 8, 9, 10)
     turn = {0: Turn(cut_back, new)}
-    session.turn(turn, [Sampling()])
+    session.start_turn(turn, [Sampling()])
     session.score({0: Tree()})
-    drafting.turn(turn, [Sampling()])
+    drafting.start_turn(turn, [Sampling()])
     whole = [*reference.prompt.context.tolist(), *text]
     whole = [*whole[: len(whole) - cut_back], *new]
     if cut_back <= len(text):

@@ -114,7 +114,7 @@ def test_what_a_token_leaves_is_what_a_cache_takes(
     if dtype != backbone.dtype:
         kind = type(backbone.model)
         backbone = Backbone(kind(backbone.model.config).to(dtype).eval())
-    cache = Session(backbone, [Sampling()]).backbone.cache(100)
+    cache = Session(backbone, [Sampling()]).backbone.new_cache(100)
     assert cache.bytes % 100 == 0
     row = cache.bytes // 100
     assert row == backbone.token_bytes
@@ -176,7 +176,7 @@ def test_a_model_that_cannot_fit_is_refused_unread(
     """Claim: with room for a share of its weights, a model is refused before one is read, naming
     the first way that would fit. Fails if it is loaded anyway, or the advice would not fit."""
     name = loaded("llama").name
-    room(share * footprint(loading.read_config(name)).weights(4))
+    room(share * footprint(loading.read_config(name)).weight_bytes(4))
     with pytest.raises(ModelError, match=f"does not fit.*{way}") as caught:
         models.load(name, dtype="float32", device="cpu")
     sentence(caught.value)
@@ -189,7 +189,7 @@ def test_what_fits_is_loaded(
     Fails if more is asked for than is needed."""
     name = loaded("llama").name
     config = loading.read_config(name)
-    needed = footprint(config).weights(4)
+    needed = footprint(config).weight_bytes(4)
     room(needed / (1 - SPARE_SHARE) + 2)
     assert models.load(name, dtype="float32", device="cpu").backbone.key_layer_count == 2
     room(0.75 * needed)

@@ -364,7 +364,7 @@ THREE = {
 class Conversations(Oracle):
     """An oracle whose text can be cut back too, into the prompt as well."""
 
-    def turn(self, turns: dict[int, Turn]) -> None:
+    def start_turn(self, turns: dict[int, Turn]) -> None:
         for number, turn in turns.items():
             prompt, text = self.prompts[number], self.committed[number]
             from_prompt = max(0, turn.drop - len(text))
@@ -376,7 +376,7 @@ class Conversations(Oracle):
 def _cut(prompt: Prompt, length: int) -> Prompt:
     rows = torch.arange(len(prompt)) < length
     dropped = len(prompt) - length
-    cut = replace(prompt.rows(rows), next_position=prompt.next_position - dropped)
+    cut = replace(prompt.keep_rows(rows), next_position=prompt.next_position - dropped)
     return replace(cut, context=prompt.context[:length])
 
 
@@ -429,8 +429,8 @@ def _history(family: str, seed: int, rounds: int = 6) -> None:
                 ids = tuple(rng.randrange(TEXT) for _ in range(rng.randint(0, 5)))
                 turns[number] = Turn(rng.randint(0, min(40, most)), ids)
             before = {n: len(oracle.committed[n]) for n in chosen}
-            session.turn(turns, rules)
-            oracle.turn(turns)
+            session.start_turn(turns, rules)
+            oracle.start_turn(turns)
             for number, turn in turns.items():
                 tails[number] -= max(0, turn.drop - before[number])
             continue
@@ -518,8 +518,8 @@ def test_a_fork_goes_on_after_a_turn_right_behind_a_score():
             session.commit({0: [1, 2, 6]})
         _assert_equal_laws(fork, oracle, {0: chain([3])})
         for each in (target, fork):
-            each.turn({0: turn}, rules)
-        oracle.turn({0: turn})
+            each.start_turn({0: turn}, rules)
+        oracle.start_turn({0: turn})
         for each in (target, fork):
             _assert_equal_laws(each, oracle, {0: chain([5, 6])})
 
@@ -556,8 +556,8 @@ def test_a_fork_of_a_hybrid_keeps_up_with_its_source(seed):
                 for r in range(3)
             }
             for each in (target, fork):
-                each.turn(turns, rules)
-            oracle.turn(turns)
+                each.start_turn(turns, rules)
+            oracle.start_turn(turns)
     _assert_equal_laws(fork, oracle, {r: Tree() for r in range(3)})
 
 

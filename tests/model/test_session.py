@@ -447,7 +447,7 @@ def test_a_turn_forgets_what_was_scored_before_it(fused):
     tree = chain([5, 6])
     session.commit({0: [1, 2, 3]})
     before = _rows(session.score({0: tree})[0])
-    session.turn({0: Turn(1, (7, 8))}, [Sampling()])
+    session.start_turn({0: Turn(1, (7, 8))}, [Sampling()])
     oracle.commit({0: [1, 2, 7, 8]})
     mine, exact = _rows(session.score({0: tree})[0]), _rows(oracle.score({0: tree})[0])
     assert (mine.softmax(-1) - exact.softmax(-1)).abs().max() < 1e-4
@@ -475,7 +475,7 @@ def test_a_long_turn_is_read_in_chunks(fused, drop, monkeypatch):
     for session in (at_once, chunked):
         session.score({number: chain([1, 2]) for number in range(3)})
         session.commit({number: [1, 2, 9, 4] for number in range(3)})
-        session.turn(turns, [Sampling()] * 3)
+        session.start_turn(turns, [Sampling()] * 3)
     after = {number: chain([4, 5]) for number in range(3)}
     for _ in range(2):
         for expected, actual in zip(

@@ -17,7 +17,7 @@ from saccade.core.tree import Tree, depths, path, tree_mask
 from saccade.model.cache import Cache, HeadShape
 from saccade.model.segments import Segment
 from saccade.model.window_rule import KeyWindow
-from saccade.model.windowed_attention import Extras, attend_visible, reach_of, visible_keys
+from saccade.model.windowed_attention import Extras, attend_visible, last_visible_rows, visible_keys
 
 WINDOWS = (None, KeyWindow(1), KeyWindow(3), KeyWindow(7), KeyWindow(4, chunked=True))
 
@@ -102,23 +102,23 @@ def test_what_a_model_lets_rows_see_is_read_from_its_mask():
     among them, and a mask of another form is refused. Fails if a mask is taken for one that it is
     not."""
     causal = torch.ones(8, 8, dtype=torch.bool).tril()
-    assert reach_of(causal) is None
+    assert last_visible_rows(causal) is None
     picture = causal.clone()
     picture[2:5, 2:5] = True
-    assert reach_of(picture) is not None
-    assert reach_of(picture).tolist() == [0, 1, 4, 4, 4, 5, 6, 7]
+    assert last_visible_rows(picture) is not None
+    assert last_visible_rows(picture).tolist() == [0, 1, 4, 4, 4, 5, 6, 7]
     windowed = picture & (torch.arange(8)[:, None] - torch.arange(8) < 3)
-    assert reach_of(windowed, KeyWindow(3)).tolist() == [0, 1, 4, 4, 4, 5, 6, 7]
+    assert last_visible_rows(windowed, KeyWindow(3)).tolist() == [0, 1, 4, 4, 4, 5, 6, 7]
     frames = causal.clone()
     members = torch.tensor([1, 2, 5, 6])
     frames[members[:, None], members] = True
-    assert reach_of(frames).tolist() == [0, 6, 6, 3, 4, 6, 6, 7]
+    assert last_visible_rows(frames).tolist() == [0, 6, 6, 3, 4, 6, 6, 7]
     one_way = frames.clone()
     one_way[1, 5] = False
     with pytest.raises(ValueError, match="do not all see each other"):
-        reach_of(one_way)
+        last_visible_rows(one_way)
     with pytest.raises(ValueError, match="do not all see each other"):
-        reach_of(windowed)
+        last_visible_rows(windowed)
 
 
 def test_a_pruned_prompt_keeps_which_rows_see_each_other():
@@ -143,7 +143,7 @@ def test_a_pruned_prompt_keeps_which_rows_see_each_other():
     assert pruned.index.tolist() == [0, 1, 3, 4, 6, 8]
     assert pruned.media.last_visible_row.tolist() == [0, 3, 2, 3, 4, 5]
     assert not pruned.changes_with_more_text
-    assert prompt.head(8).changes_with_more_text
+    assert prompt.keep_first(8).changes_with_more_text
 
 
 def test_soft_caps_and_sinks_are_those_of_the_formula():

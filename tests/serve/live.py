@@ -58,7 +58,7 @@ class Live:
 
     def empties(self, seconds: float = 1.0) -> bool:
         """Whether every place and row is free within that time."""
-        return soon(lambda: not self.queue.slots and not self.queue.running, seconds)
+        return soon(lambda: not self.queue.slots_in_use and not self.queue.running_count, seconds)
 
 
 def request(text: Any = "hi", **settings: Any) -> dict[str, Any]:

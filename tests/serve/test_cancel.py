@@ -77,7 +77,7 @@ def test_a_client_that_disconnects_at_the_first_token_frees_its_rows(slow, strea
     for n in answers:
         pool.rounds.clear()
         with hung_up(live, request(stream=stream, n=n, **LONG)) as line:
-            assert soon(lambda: sum(map(bool, pool.rounds.values())) == live.queue.slots > 0)
+            assert soon(lambda: sum(map(bool, pool.rounds.values())) == live.queue.slots_in_use > 0)
             if stream:
                 assert b"assistant" in line.recv(65536)
         assert live.empties(SOON)
@@ -88,8 +88,8 @@ def test_control_an_answer_that_is_waited_for_takes_longer(slow):
     """Control: the same answer, left alone for that second, still holds its row."""
     live, pool = slow
     with hung_up(live, request(**LONG)):
-        assert soon(lambda: live.queue.running == 1)
-        assert not live.empties(SOON) and live.queue.running == 1
+        assert soon(lambda: live.queue.running_count == 1)
+        assert not live.empties(SOON) and live.queue.running_count == 1
     assert live.empties(SOON)
 
 
@@ -99,10 +99,10 @@ def test_who_hangs_up_while_queued_leaves_the_queue(slow):
     alone = answered_at_once(slow, max_tokens=8)
     with ThreadPoolExecutor(2) as threads:
         others = [threads.submit(live.ask, max_tokens=8) for _ in range(2)]
-        assert soon(lambda: live.queue.running == 2)
+        assert soon(lambda: live.queue.running_count == 2)
         with hung_up(live, request(**LONG)):
-            assert soon(lambda: live.queue.waiting == 1)
-        assert soon(lambda: live.queue.waiting == 0, SOON)
+            assert soon(lambda: live.queue.waiting_count == 1)
+        assert soon(lambda: live.queue.waiting_count == 0, SOON)
         assert [other.result().json()["choices"] for other in others] == [alone] * 2
     assert live.empties(SOON)
 
@@ -114,7 +114,7 @@ def test_a_client_that_disconnects_harms_no_other(slow):
     with ThreadPoolExecutor(1) as threads:
         other = threads.submit(live.ask, "hello", max_tokens=8)
         with hung_up(live, request(stream=True, **LONG)):
-            assert soon(lambda: live.queue.running == 2)
+            assert soon(lambda: live.queue.running_count == 2)
         assert other.result().json()["choices"] == alone
     assert live.empties(SOON)
 
@@ -135,7 +135,7 @@ def test_who_hangs_up_while_its_video_is_decoded_frees_place_and_decoder(
         for stream in (True, False, True):
             monkeypatch.setattr(decoder_pool, "CHILD_COMMAND", hanging)
             with hung_up(live, request(content, stream=stream)):
-                assert soon(lambda: live.queue.slots == 1)
+                assert soon(lambda: live.queue.slots_in_use == 1)
                 assert soon(lambda: len(decoding) == 1)
             monkeypatch.setattr(decoder_pool, "CHILD_COMMAND", honest)
             assert live.empties(SOON) and soon(lambda: not decoding, SOON)
@@ -154,7 +154,7 @@ def test_who_hangs_up_before_its_body_is_whole_holds_nothing(slow):
                 b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
                 b"Content-Type: application/json\r\nContent-Length: 5000\r\n\r\n{"
             )
-            assert live.queue.slots == 0
+            assert live.queue.slots_in_use == 0
     assert live.empties(SOON) and live.ask(max_tokens=1).status_code == 200
 
 
@@ -164,5 +164,5 @@ def test_who_never_reads_its_stream_loses_its_place(models):
     with serving(lambda: made(models, "ar", most_tokens=2048), timeout_seconds=2.0) as live:
         many = request(stream=True, logprobs=True, top_logprobs=20, n=4, temperature=2.0, seed=3)
         with hung_up(live, many | {"max_tokens": 2048}):
-            assert soon(lambda: live.queue.slots == 4)
+            assert soon(lambda: live.queue.slots_in_use == 4)
             assert live.empties(10.0)

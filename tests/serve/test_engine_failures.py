@@ -178,7 +178,7 @@ def test_an_engine_that_breaks_tells_everyone(models):
     with serving(lambda: engine) as live:
         with ThreadPoolExecutor(4) as threads:
             futures = [threads.submit(live.ask, stream=stream) for stream in (True, False) * 2]
-            assert soon(lambda: live.queue.running == 2 and live.queue.waiting == 2)
+            assert soon(lambda: live.queue.running_count == 2 and live.queue.waiting_count == 2)
             pool._pool = None  # type: ignore[assignment]
             answers = [each.result(10) for each in futures]
         for answer in answers:

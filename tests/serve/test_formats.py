@@ -173,7 +173,7 @@ def test_a_form_ends_where_the_config_names_no_end(models, plain, method, monkey
         assert [_texts(live.ask("hi", max_tokens=40, **fields)) for fields in ENDING] == named
         drawn = _texts(live.ask("hi", max_tokens=40, temperature=1, n=3, seed=5, **ENDING[1]))
         assert all(re.fullmatch(ENDING[1]["guided_regex"], text) for text in drawn)
-    endless = grammar.Vocabulary(SimpleNamespace(eos_token_id=None), 1024, [])
+    endless = grammar.GrammarVocabulary(SimpleNamespace(eos_token_id=None), 1024, [])
     with pytest.raises(OptionError, match="names no token that ends an answer"):
         endless.grammar(grammar.regex_grammar("a"), "x")
 
@@ -223,9 +223,9 @@ def test_a_form_that_cannot_be_followed_is_400(auto, fields, field):
 
 
 @pytest.fixture(scope="module")
-def vocabulary(models: Pair) -> grammar.Vocabulary:
+def vocabulary(models: Pair) -> grammar.GrammarVocabulary:
     target = models.target
-    return grammar.Vocabulary(target.tokenizer, target.backbone.vocab, [1018, 1016])
+    return grammar.GrammarVocabulary(target.tokenizer, target.backbone.vocab, [1018, 1016])
 
 
 def test_a_grammar_is_a_function_of_the_answer(models, vocabulary):
@@ -592,12 +592,12 @@ def test_forms_do_not_mix(calling):
 
 
 @pytest.fixture(scope="module")
-def marked(models: Pair) -> grammar.Vocabulary:
+def marked(models: Pair) -> grammar.GrammarVocabulary:
     """A vocabulary whose tokenizer has the marks of calls as added tokens, as Qwen's have."""
     tokenizer = copy.deepcopy(models.target.tokenizer)
     marks = ("<tool_call>", "</tool_call>", "<think>")
     tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in marks])
-    return grammar.Vocabulary(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
+    return grammar.GrammarVocabulary(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
 
 
 def _drawn_answer(rules: grammar.Grammar, seed: int, end: int) -> list[int]:

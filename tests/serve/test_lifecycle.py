@@ -213,7 +213,7 @@ def test_a_signal_lets_answers_end_and_takes_no_new_ones(models, stream, number)
 
 
 def self_running(run: Running) -> bool:
-    return run.engine.queue.running == 1
+    return run.engine.queue.running_count == 1
 
 
 @pytest.mark.representatives(1)
@@ -397,7 +397,7 @@ def test_a_queue_that_is_full_says_when_to_come_again(models):
     with serving(lambda: engine) as live:
         with ThreadPoolExecutor(2) as threads:
             futures = [threads.submit(live.ask, n=n) for n in (1, 1)]
-            assert soon(lambda: live.queue.slots == 2)
+            assert soon(lambda: live.queue.slots_in_use == 2)
             refused = live.ask(n=2)
             assert refused.status_code == 429 and 1 <= int(refused.headers["retry-after"]) <= 60
             assert refused.json()["error"]["type"] == "rate_limit_error"
@@ -434,7 +434,7 @@ def test_what_is_counted_adds_up(models, clips):
         pool.seconds = 0.5
         with ThreadPoolExecutor(3) as threads:
             futures = [threads.submit(live.ask, max_tokens=8) for _ in range(3)]
-            assert soon(lambda: live.queue.running == 1 and live.queue.slots == 3)
+            assert soon(lambda: live.queue.running_count == 1 and live.queue.slots_in_use == 3)
             busy = _numbers(live.client.get("/metrics").text)
             answers += [each.result() for each in futures]
         now = _numbers(live.client.get("/metrics").text)

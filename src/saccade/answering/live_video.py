@@ -72,7 +72,7 @@ class Window:
             raise OptionError(f"{USAGE}, and more than 0")
         return cls(float(match[1]), unit)
 
-    def measure(self, segment: Segment) -> float:
+    def measure(self, segment: LiveSegment) -> float:
         """Returns how much of the window a segment takes."""
         sizes = {
             "seconds": segment.seconds,
@@ -83,7 +83,7 @@ class Window:
 
 
 @dataclass(frozen=True, eq=False)
-class Segment:
+class LiveSegment:
     """A few frames that are one clip of the prompt.
 
     ``tokens`` is how many tokens of the prompt count as the segment's own: its visual tokens and a
@@ -103,7 +103,7 @@ class Segment:
 class LiveTurn:
     """A question, its answer, and the segments that came before it since the last question."""
 
-    segments: tuple[Segment, ...]
+    segments: tuple[LiveSegment, ...]
     question: str
     answer: str
 
@@ -152,7 +152,7 @@ class Live(AbstractContextManager["Live"]):
         self._pair, self._conversation, self._fps = pair, conversation, fps
         self._clips = ClipCache()
         self._turns: list[LiveTurn] = []
-        self._unasked_segments: list[Segment] = []  # since the last question
+        self._unasked_segments: list[LiveSegment] = []  # since the last question
         self._waiting: deque[Timed] = deque()  # frames that are in no segment yet
         self._next_time = 0.0  # When the next frame is expected, in seconds.
         self._question_under_way: _OpenQuestion | None = None
@@ -252,12 +252,12 @@ class Live(AbstractContextManager["Live"]):
             source_frames=len(frames),
             sampled_fps=self._fps,
         )
-        self._unasked_segments.append(Segment(clip))
+        self._unasked_segments.append(LiveSegment(clip))
 
     # -- the window ----------------------------------------------------------------------------
 
     @property
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[LiveSegment]:
         """All segments that are kept, oldest first."""
         return [*(each for turn in self._turns for each in turn.segments), *self._unasked_segments]
 

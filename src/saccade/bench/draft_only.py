@@ -79,7 +79,7 @@ def draft_answer(
         target_prompts, record=recipe.records_attention
     )
     readable_inputs = setup.draft_inputs(inputs if draft_inputs is None else draft_inputs)
-    prompts = draft.backbone.prompts(readable_inputs, coarse=setup.coarse)
+    prompts = draft.backbone.prompts(readable_inputs, with_averaged_rows=setup.needs_averaged_rows)
     session = Session(
         draft.backbone, [Sampling()], vocab=common, banned=banned, room=max_new_tokens
     )

@@ -25,7 +25,9 @@ class Capability(Enum):
     # The engine offers these.
     ATTENTION = "what the target's text attends to, recorded in its prefill"
     COSTS = "the seconds that forwards take on this machine"
-    COARSE_ROWS = "rows averaged in blocks before the projector, where the draft's family has them"
+    AVERAGES_BEFORE_PROJECTOR = (
+        "rows averaged in blocks before the projector, where the draft's family has them"
+    )
     NEWLINE = "a newline in the place of each video"
     CAPTION = "a caption in the place of each video"
     HIDDEN_STATES = "the target's hidden states, recorded in its forwards"
@@ -82,7 +84,7 @@ OFFERED_BY_ENGINE: Capabilities = frozenset(
     {
         Capability.ATTENTION,
         Capability.COSTS,
-        Capability.COARSE_ROWS,
+        Capability.AVERAGES_BEFORE_PROJECTOR,
         Capability.NEWLINE,
         Capability.CAPTION,
         Capability.HIDDEN_STATES,

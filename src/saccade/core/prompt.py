@@ -35,10 +35,10 @@ class Media:
 
     deepstack: tuple[Float[Tensor, "visual dim"], ...] = ()
     """For each of the first layers, rows that some models add to its visual rows."""
-    coarse: Float[Tensor, "visual dim"] | None = None
+    averaged_rows: Float[Tensor, "visual dim"] | None = None
     """The visual rows as they would be if the vision tower's output were averaged in blocks of 2x2
     cells before the projector. The four cells of a block have the same row. None unless a view
-    needs ``Capability.COARSE_ROWS``."""
+    needs ``Capability.AVERAGES_BEFORE_PROJECTOR``."""
     image_rows: int = 0  # how many of a whole prompt's visual rows are of images
     last_visible_row: Int[Tensor, " len"] | None = None
     """For each row, the index of the last row that it attends to; None where attention is causal.
@@ -128,7 +128,7 @@ class Prompt:
         chosen[keep] = True
         is_kept = ~self.visual
         is_kept[self.visual] = chosen
-        return self.rows(is_kept)
+        return self.keep_rows(is_kept)
 
     @property
     def document_rows(self) -> Bool[Tensor, " visual"]:
@@ -179,11 +179,11 @@ class Prompt:
         rows = slice(before, before + int(mask.sum()))
         return mask, torch.stack([layer[rows] for layer in self.media.deepstack])
 
-    def rows(self, rows: Bool[Tensor, " len"]) -> Prompt:
+    def keep_rows(self, rows: Bool[Tensor, " len"]) -> Prompt:
         """Returns the prompt with these rows only, text or visual, at their old positions.
 
-        ``Media.coarse``, ``image_rows`` and ``has_trained_positions`` are not kept, and ``reading``
-        is the default.
+        ``Media.averaged_rows``, ``image_rows`` and ``has_trained_positions`` are not kept, and
+        ``reading`` is the default.
         """
         chosen = rows[self.visual]
         return Prompt(
@@ -204,26 +204,26 @@ class Prompt:
             ),
         )
 
-    def head(self, stop: int) -> Prompt:
+    def keep_first(self, stop: int) -> Prompt:
         """Returns the first ``stop`` rows of a whole prompt as a whole prompt.
 
-        ``Media.coarse``, ``image_rows`` and ``has_trained_positions`` are not kept.
+        ``Media.averaged_rows``, ``image_rows`` and ``has_trained_positions`` are not kept.
         """
-        part = self.rows(torch.arange(len(self), device=self.visual.device) < stop)
+        part = self.keep_rows(torch.arange(len(self), device=self.visual.device) < stop)
         next_position = int(part.positions[:, -1].max()) + 1
         return replace(part, context=self.context[:stop], next_position=next_position)
 
-    def tail(self, start: int) -> Prompt:
+    def keep_from(self, start: int) -> Prompt:
         """Returns the prompt's rows from ``start`` on, as a prompt of their own for a view.
 
         Its media keep their numbers. ``Media.image_rows`` and ``has_trained_positions`` are not
         kept.
         """
         rows = torch.arange(len(self), device=self.visual.device) >= start
-        part, coarse = self.rows(rows), self.media.coarse
-        if coarse is not None:
-            coarse = coarse[rows[self.visual]]
-        return replace(part, media=replace(part.media, coarse=coarse))
+        part, averaged_rows = self.keep_rows(rows), self.media.averaged_rows
+        if averaged_rows is not None:
+            averaged_rows = averaged_rows[rows[self.visual]]
+        return replace(part, media=replace(part.media, averaged_rows=averaged_rows))
 
     def _last_visible_among(self, rows: Bool[Tensor, " len"]) -> Int[Tensor, " kept"] | None:
         """Returns ``Media.last_visible_row`` of these rows as indices among these rows alone.
@@ -329,7 +329,7 @@ class Prefill:
         columns = rows[self.prompt.visual]
         mass = None if self.mass is None else self.mass[..., columns]
         relevance = None if self.relevance is None else self.relevance[..., columns]
-        return replace(self, prompt=self.prompt.tail(start), mass=mass, relevance=relevance)
+        return replace(self, prompt=self.prompt.keep_from(start), mass=mass, relevance=relevance)
 
     def to(self, device: torch.device) -> Prefill:
         """Moves what a view reads to the draft's device; the cache stays where it is."""

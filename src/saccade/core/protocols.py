@@ -263,7 +263,7 @@ class Growth:
     """Is called with the trees once they have grown, and returns the trees to propose."""
 
 
-class BesideTarget:
+class ParallelWork:
     """What a drafter does while the target runs.
 
     This default is that of a drafter which drafts only between the target's forwards.
@@ -349,9 +349,9 @@ class Drafter(ABC):
         return Learner()
 
     @property
-    def beside(self) -> BesideTarget:
+    def beside(self) -> ParallelWork:
         """How it works while the target works."""
-        return BesideTarget()
+        return ParallelWork()
 
     def encode(self, inputs: Inputs) -> None:
         """Takes a request's inputs; may start work before the target has read the video."""
@@ -368,7 +368,7 @@ class Drafter(ABC):
         """
         return 0.0
 
-    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
+    def start_turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         """Takes the next turns of conversations, whose earlier turns stay in the caches. ``rules``
         are the sampling rules of these turns."""
 

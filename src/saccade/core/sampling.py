@@ -133,7 +133,7 @@ class Sampling:
         return not all(isinstance(rule, CONTEXT_FREE) for rule in self.processors)
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether each token is simply the model's arg-max."""
         return not (self.sample or self.processors or self.grammar)
 
@@ -286,7 +286,7 @@ class Scores:
         nodes = [node for node in range(ROOT, len(self.rows) - 1) if not self._has_token(node)]
         rows = [self.rows[node + 1] for node in nodes]
         copied = sum(len(row) for row in rows if row.device.type == "cpu")
-        if not self.rules.plain or len(rows) < 2 or copied > MAX_COPIED_LOGITS:
+        if not self.rules.is_plain or len(rows) < 2 or copied > MAX_COPIED_LOGITS:
             return self.law
         best, tokens = torch.stack(rows).max(-1)
         likeliest = tokens.masked_fill_(best.isnan(), NO_TOKEN).tolist()
@@ -312,7 +312,7 @@ class Scores:
 
         Returns None if the forward computed none, or if the rules may choose others.
         """
-        if not self.rules.plain or node + 1 >= len(self.likeliest):
+        if not self.rules.is_plain or node + 1 >= len(self.likeliest):
             return None
         read_top = self.likeliest[node + 1]
         return None if read_top is None else read_top()
@@ -336,7 +336,11 @@ class Scores:
         """Returns :meth:`top` of each node, for all at once, so that a GPU is waited for once."""
         if not counts:
             return {}
-        if set(counts.values()) == {1} and self.rules.plain and all(map(self._has_token, counts)):
+        if (
+            set(counts.values()) == {1}
+            and self.rules.is_plain
+            and all(map(self._has_token, counts))
+        ):
             tokens = {node: self._computed_token(node) for node in counts}
             if NO_TOKEN not in tokens.values():
                 return {node: [token] for node, token in tokens.items() if token is not None}

@@ -90,7 +90,7 @@ class TextDrafter(Drafter):
         for request, new in tokens.items():
             self._texts[request] += new
 
-    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
+    def start_turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         for request, turn in turns.items():
             text = self._texts[request]
             text[len(text) - turn.drop :] = turn.ids
@@ -315,9 +315,9 @@ class SessionDrafter(Drafter):
     def learner(self) -> Learner:
         return self._planning
 
-    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
+    def start_turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         self._has_drafted -= turns.keys()
-        self.session.turn(turns, rules)
+        self.session.start_turn(turns, rules)
 
     def start_growth(self, states: Mapping[int, State]) -> Growth | None:
         if type(self).propose is not SessionDrafter.propose:
@@ -388,11 +388,11 @@ class _PrefilledPrompt:
         # ``state.context`` has the prompt and the text after it, and ``state.length`` is the
         # text's length. A turn may have dropped the prompt's last tokens, so the prompt may be
         # shorter now than when it was read.
-        text_start = len(state.context) - state.length
+        text_start = len(state.context) - state.text_length
         device = prompt.positions.device
         ids = torch.tensor(state.context, device=device)
         # A row of text has the same position on every axis.
-        text_position = state.first_position + torch.arange(state.length, device=device)
+        text_position = state.first_position + torch.arange(state.text_length, device=device)
         text_positions = text_position.expand(len(self.positions), -1)
         positions = torch.cat([self.positions[:, :text_start], text_positions], 1)
         text_visual = torch.zeros_like(text_position, dtype=torch.bool)
@@ -411,7 +411,7 @@ class _PrefilledPrompt:
         """Returns which rows before ``stop`` the draft has in its cache: those of the prompt that
         the view kept, and all rows of the text after it. They are numbered as in the whole prompt
         followed by the text."""
-        start = len(state.context) - state.length
+        start = len(state.context) - state.text_length
         text = torch.arange(min(start, stop), stop, device=self.index.device)
         return torch.cat([self.index[self.index < min(start, stop)], text])
 
@@ -433,7 +433,7 @@ class ModelDrafter(SessionDrafter):
         session = Session(draft, setup.rules, vocab=common, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._setup = setup
-        self._shares_rows = not setup.coarse and draft.shares_rows_with(setup.target)
+        self._shares_rows = not setup.needs_averaged_rows and draft.shares_rows_with(setup.target)
         self._reuses_vision = not self._shares_rows and draft.shares_vision_with(setup.target)
         self._inputs: Inputs = {}
         self._target_vision_outputs: list[Any] = []
@@ -458,9 +458,13 @@ class ModelDrafter(SessionDrafter):
             return [model.adopt(prefill.prompt) for prefill in prefills]
         if not self._reuses_vision:
             own_inputs = setup.draft_inputs(inputs)
-            return model.prompts(own_inputs, coarse=setup.coarse, vision=setup.vision)
+            return model.prompts(
+                own_inputs, with_averaged_rows=setup.needs_averaged_rows, vision=setup.vision
+            )
         outputs, self._target_vision_outputs = self._target_vision_outputs, []
-        return model.prompts(inputs, outputs, coarse=setup.coarse, vision=setup.vision)
+        return model.prompts(
+            inputs, outputs, with_averaged_rows=setup.needs_averaged_rows, vision=setup.vision
+        )
 
     def close(self) -> None:
         super().close()
@@ -518,14 +522,14 @@ class ModelDrafter(SessionDrafter):
             shared = prefix.shared_rows  # of the target's prompt
             if not self._shares_rows:  # The draft's prompt may have other rows than the target's.
                 shared = prefilled.shared_rows(state, prompt, prefix.shared_media)
-            new = self._with_image_rows(prompt.tail(shared))
+            new = self._with_image_rows(prompt.keep_from(shared))
             seconds += clock.lap()
             pruned_new = view(prefills[i].to(model.device).tail(prefix.shared_rows), new)
             clock.lap()  # The caller counts the seconds of the view as ``Timings.guide``.
             kept_rows = torch.cat([prefilled.rows_before(state, shared), pruned_new.index])
             is_kept = torch.zeros(len(prompt), dtype=torch.bool, device=kept_rows.device)
             is_kept[kept_rows] = True
-            pruned = prompt.rows(is_kept)
+            pruned = prompt.keep_rows(is_kept)
             first_new = len(kept_rows) - len(pruned_new)
             # The new rows have the embeddings that the view gave them.
             embeds = torch.cat([pruned.embeds[:first_new], pruned_new.embeds])

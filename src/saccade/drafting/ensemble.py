@@ -113,8 +113,8 @@ class MixtureSession:
             self._last.pop(request, None)
         self._session.commit(self._by_row(tokens))
 
-    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
-        self._session.turn(
+    def start_turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
+        self._session.start_turn(
             self._by_row(turns), [rule for rule in rules for _ in range(self._views)]
         )
 
@@ -195,8 +195,8 @@ class EnsembleDrafter(ModelDrafter, Learner):
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         self._mixture.commit(tokens)
 
-    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
-        self._mixture.turn(turns, rules)
+    def start_turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
+        self._mixture.start_turn(turns, rules)
 
     def end(self, request: int) -> None:
         self._mixture.end(request)

@@ -11,12 +11,12 @@ from typing import TypeVar
 from saccade.core.errors import DraftFailed, kind_and_line
 from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
 from saccade.core.protocols import (
-    BesideTarget,
     Drafter,
     DraftReport,
     EarlierTurns,
     Growth,
     Learner,
+    ParallelWork,
     State,
 )
 from saccade.core.result import Round
@@ -28,7 +28,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class Fallback(Drafter, Learner, BesideTarget):
+class Fallback(Drafter, Learner, ParallelWork):
     """Wraps a drafter, so that a failure of it costs speed and nothing else.
 
     After a failure nothing more is drafted. What had been drawn by then is still returned for
@@ -49,7 +49,7 @@ class Fallback(Drafter, Learner, BesideTarget):
         return self
 
     @property
-    def beside(self) -> BesideTarget:
+    def beside(self) -> ParallelWork:
         return self
 
     def start(self) -> State:
@@ -74,9 +74,9 @@ class Fallback(Drafter, Learner, BesideTarget):
         self._undelivered = {}
         return self._try(lambda: self._drafter.ready(prefills, earlier)) or 0.0
 
-    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
+    def start_turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         self._undelivered = {}
-        self._try(lambda: self._drafter.turn(turns, rules))
+        self._try(lambda: self._drafter.start_turn(turns, rules))
 
     @property
     def can_add_media(self) -> bool:

@@ -132,10 +132,12 @@ class Setup:
         return common, sorted(i for i in placeholders if i < common)
 
     @property
-    def coarse(self) -> bool:
-        """Whether the draft's prompt also gets ``Media.coarse``: its visual rows averaged over
-        blocks of 2x2 cells. It does if the view reads them and the draft model can compute them."""
-        return self.draft_model().can_coarsen and Capability.COARSE_ROWS in self.view.needs
+    def needs_averaged_rows(self) -> bool:
+        """Whether the draft's prompt also gets ``Media.averaged_rows``: its visual rows
+        averaged over blocks of 2x2 cells. It does if the view reads them and the draft model can
+        compute them."""
+        are_needed = Capability.AVERAGES_BEFORE_PROJECTOR in self.view.needs
+        return are_needed and self.draft_model().can_average_rows
 
     def draft_inputs(self, inputs: Inputs) -> Inputs:
         """Returns the inputs that the draft model can read: the text alone for a language model."""

@@ -59,7 +59,7 @@ class Conversation(AbstractContextManager["Conversation"]):
         prompt has no media.
         """
         target = current_backbone(self._model)
-        if not Request.of(target, inputs).has_media(target):
+        if not Request.of(target, inputs).all_have_media(target):
             raise OptionError("there is nothing to read ahead: the prompt has no media")
         stream = self._begin(inputs, settings)
         self._last_stream = stream

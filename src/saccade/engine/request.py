@@ -284,7 +284,7 @@ class Request:
             if isinstance(value, Tensor) and value.shape[:2] != requests_and_tokens
         }
 
-    def has_media(self, target: Backbone) -> bool:
+    def all_have_media(self, target: Backbone) -> bool:
         """Returns whether every prompt has a video, a picture or a document."""
         placeholders = target.placeholders.keys()
         return all(

@@ -275,7 +275,7 @@ class RequestBatch:
             phase("prefill")
             for place, prompt in enumerate(self.prompts):
                 rows = (prompt.visual | prompt.fixed).nonzero()
-                self.prompts[place] = head = prompt.head(int(rows[-1]) + 1)
+                self.prompts[place] = head = prompt.keep_first(int(rows[-1]) + 1)
                 number = self.first + place
                 for _ in self.session.prefill_in_chunks(
                     number,
@@ -372,7 +372,7 @@ class RequestBatch:
         clock = Clock(self.target.device)
         # Only a batch with a session of its own continues a conversation, so ``first`` is 0, and a
         # request's place is its number in the session.
-        self.session.turn(self._turns, self.rules)
+        self.session.start_turn(self._turns, self.rules)
         # Empty trees: the forward reads the new tokens alone, and gives the first token's scores.
         self.session.score({place: Tree() for place in self._turns})
         self.spent["prefill"] = clock.lap()
@@ -380,7 +380,7 @@ class RequestBatch:
             yield self._open(place, opened)
         phase("guide")
         clock.lap()
-        self.drafter.turn(self._turns, self._draft_rules)
+        self.drafter.start_turn(self._turns, self._draft_rules)
         self.spent["draft_prefill"] = clock.lap()
 
     # -- decoding ------------------------------------------------------------------------------

@@ -39,40 +39,40 @@ class Footprint:
     # The windows of the layers that evict the keys behind them.
     key_windows: tuple[KeyWindow, ...] = ()
 
-    def state(self, size: float) -> int:
+    def state_bytes(self, size: float) -> int:
         """Returns the bytes of a recurrent state, summed over all layers, where a number in the
         model's dtype takes ``size`` bytes."""
         return int(
             self.conv_state_numbers * size + self.fp32_state_numbers * torch.float32.itemsize
         )
 
-    def cache(self, tokens: int, size: float) -> int:
+    def cache_bytes(self, tokens: int, size: float) -> int:
         """Returns the bytes that a request of ``tokens`` tokens takes in the cache: their keys and
         values, and the request's recurrent states. A number takes ``size`` bytes.
 
         Layers with a window are counted as evicting the keys behind it, which most methods allow.
         """
-        states = self.state(size) * recurrent.STATES_PER_REQUEST
+        states = self.state_bytes(size) * recurrent.STATES_PER_REQUEST
         rows = [max_window_rows(window, tokens, forward_rows()) for window in self.key_windows]
         evicted_rows = sum(tokens - remaining for remaining in rows)  # over all those layers
         numbers_per_row = self.kv_numbers_per_token // max(1, self.layers - self.stateful_layers)
         numbers = self.kv_numbers_per_token * tokens - numbers_per_row * evicted_rows
         return int(numbers * size) + states
 
-    def weights(self, size: float) -> int:
+    def weight_bytes(self, size: float) -> int:
         """Returns the bytes of all weights at ``size`` bytes a number."""
         return int(self.parameters * size)
 
-    def rounded_copy(self, bytes_per_weight: float) -> int:
+    def rounded_copy_bytes(self, bytes_per_weight: float) -> int:
         """Returns the bytes of a rounded copy of the weights that a token passes through."""
         return int(self.weights_per_token * bytes_per_weight)
 
-    def step(self, size: float, tokens: int, cache_size: float) -> float:
+    def bytes_read_per_token(self, size: float, tokens: int, cache_size: float) -> float:
         """Returns the bytes that a forward of one token reads while ``tokens`` others are cached.
 
         A number takes ``size`` bytes in the weights and ``cache_size`` bytes in the cache.
         """
-        cached = self.kv_numbers_per_token * tokens * cache_size + self.state(cache_size)
+        cached = self.kv_numbers_per_token * tokens * cache_size + self.state_bytes(cache_size)
         return self.weights_per_token * size + cached
 
 
@@ -244,13 +244,13 @@ def check(
         return
     room = memory.available_bytes(device) * (1 - memory.SPARE_SHARE)
     size = footprint(config, trust_remote_code=trust_remote_code)
-    if size.weights(weight_size(dtype, config, bits)) + copied_bytes(size, rounding) > room:
+    if size.weight_bytes(weight_size(dtype, config, bits)) + copied_bytes(size, rounding) > room:
         raise ModelError(advice(name, config, size, dtype, device, bits=bits, rounding=rounding))
 
 
 def copied_bytes(model: Footprint, rounding: Rounding | None) -> int:
     """Returns the bytes of a rounded copy of a model's weights, 0 without one."""
-    return 0 if rounding is None else model.rounded_copy(rounding.bytes_per_weight)
+    return 0 if rounding is None else model.rounded_copy_bytes(rounding.bytes_per_weight)
 
 
 def advice(
@@ -267,7 +267,7 @@ def advice(
     available_bytes = memory.available_bytes(device)
     room = available_bytes * (1 - memory.SPARE_SHARE)
     size, copied = weight_size(dtype, config, bits), copied_bytes(model, rounding)
-    needed = model.weights(size)
+    needed = model.weight_bytes(size)
     availability = f"{device.type} has {memory.format_bytes(available_bytes)} free"
     if rounding is not None and needed <= room:
         return (
@@ -276,9 +276,9 @@ def advice(
             f"draft_quantize (--draft-quantize) it would fit ({memory.format_bytes(needed)})"
         )
     fitting = [
-        f"{option} ({memory.format_bytes(model.weights(smaller_size))})"
+        f"{option} ({memory.format_bytes(model.weight_bytes(smaller_size))})"
         for option, smaller_size in BYTES_PER_WEIGHT.items()
-        if smaller_size < size and model.weights(smaller_size) + copied < room
+        if smaller_size < size and model.weight_bytes(smaller_size) + copied < room
     ]
     suggestion = "a smaller model, or --device-map auto, might fit"
     if fitting:

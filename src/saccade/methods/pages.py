@@ -53,7 +53,7 @@ class ByPage(Budgeted):
         always_read = ~prompt.visual
         always_read[rows[in_pages:]] = True
         paged = Paged(rows[:in_pages].view(page_count, size), pages_per_step)
-        return replace(prompt.rows(always_read), reading=Reading(paged=paged))
+        return replace(prompt.keep_rows(always_read), reading=Reading(paged=paged))
 
 
 PAGES = replace(

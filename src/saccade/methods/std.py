@@ -127,7 +127,7 @@ class Streaming(Budgeted):
         row = torch.arange(len(prompt), device=prompt.visual.device)
         sinks = SINKS if self.sinks is None else self.sinks
         window_start = len(prompt) - (count - sinks)
-        return prompt.rows((row < sinks) | (row >= window_start))
+        return prompt.keep_rows((row < sinks) | (row >= window_start))
 
 
 STD = Recipe(

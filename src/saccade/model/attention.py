@@ -128,7 +128,7 @@ class Step:
             self._choose(each, each.stop - each.start) for each in segments if each.cache.keys
         ]
         for segment in segments:
-            segment.cache.reserve(segment.at + segment.stop - segment.start)
+            segment.cache.reserve(segment.end_key)
 
     def key_layer(self, layer: int) -> int:
         """Returns the number of a layer among those that have keys."""
@@ -158,8 +158,8 @@ class Step:
             if len(self.segments) > 1:
                 rows = slice(segment.start, segment.stop)
                 own_q, own_k, own_v = q[:, rows], k[:, rows], v[:, rows]
-            cache, end = segment.cache, segment.at + segment.stop - segment.start
-            cache.write(layer, segment.at, own_k, own_v)
+            cache, end = segment.cache, segment.end_key
+            cache.write(layer, segment.first_key, own_k, own_v)
             if segment.row_queries is not None:
                 segment.row_queries.add(layer, own_q, scale)
             if segment.needs_full_mask(window) or extras or self._masks_always:
@@ -280,7 +280,7 @@ def _choose_kernel(
 
     ``groups`` is the number of query heads for each key head.
     """
-    name = choice.kernel_for(new, segment.at + segment.stop - segment.start)
+    name = choice.kernel_for(new, segment.end_key)
     device = segment.cache.keys[0].device
     needs_mask = segment.recent_mask is not None or new > 1
     if new <= FOLD_LIMIT and needs_mask and segment.pages is None and device.type != "cpu":
@@ -303,7 +303,7 @@ def _bias(segment: Segment, new: int, groups: int, dtype: torch.dtype, name: str
         return None
     device, mask = segment.cache.keys[0].device, segment.mask
     last = mask.shape[1]
-    columns = segment.at + new if name == "fused" else last
+    columns = segment.first_key + new if name == "fused" else last
     bias = torch.zeros(new, columns, dtype=dtype, device=device)
     bias[:, columns - last :].masked_fill_(~mask.to(device), float("-inf"))
     # The compiled kernel uses one mask for every query head of a group. The others take the heads

@@ -281,7 +281,7 @@ class Backbone:
         inputs: Inputs,
         vision_outputs: Sequence[Any] | None = None,
         *,
-        coarse: bool = False,
+        with_averaged_rows: bool = False,
         vision: ConversationVision | None = None,
     ) -> list[Prompt]:
         """Returns every request of a processor's output as the language model would read it.
@@ -293,25 +293,26 @@ class Backbone:
             vision_outputs: what the vision tower of another model, which has the same weights,
                 returned for these inputs (:meth:`record_vision`). It is used instead of running
                 this model's tower.
-            coarse: whether ``Media.coarse`` is filled in too, for models that have it
-                (:attr:`can_coarsen`). It is computed from the same run of the vision tower.
+            with_averaged_rows: whether ``Media.averaged_rows`` is filled in too, for models that
+                have it (:attr:`can_average_rows`). It is computed from the same run of the vision
+                tower.
             vision: the tower's outputs that a conversation has stored. Media that are among them do
                 not go through the tower again.
         """
         with self.lock, nullcontext() if vision is None else vision.reading(self.model):
-            return self._read_prompts(inputs, vision_outputs, coarse, vision)
+            return self._read_prompts(inputs, vision_outputs, with_averaged_rows, vision)
 
     def _read_prompts(
         self,
         inputs: Inputs,
         vision_outputs: Sequence[Any] | None,
-        coarse: bool,
+        with_averaged_rows: bool,
         vision: ConversationVision | None,
     ) -> list[Prompt]:
         refuse_autocast(self.device)
         if self.windows:
             _refuse_hidden_tokens(inputs.get("attention_mask"))
-        coarse = coarse and self.can_coarsen
+        with_averaged_rows = with_averaged_rows and self.can_average_rows
         recorded = [*(vision_outputs or ())]
         store = vision if self.prefix_cache is None else self.prefix_cache
         if self.prefix_cache is not None:
@@ -321,9 +322,9 @@ class Backbone:
             self._replay_vision(vision_outputs),
             self._tower.use_quickest_kernels(),
         ):
-            with self.record_vision(recorded) if coarse else nullcontext():
+            with self.record_vision(recorded) if with_averaged_rows else nullcontext():
                 prompts = self._reader.read(inputs)
-        if not coarse:
+        if not with_averaged_rows:
             return prompts
         # The prompts are read again. The tower's outputs are replayed, and averaged before they are
         # projected.
@@ -332,15 +333,15 @@ class Backbone:
             self._reader.average_pictures(),
             self._tower.use_quickest_kernels(),
         ):
-            coarse_prompts = self._reader.read(inputs)
-        coarse_rows = [prompt.embeds[prompt.visual] for prompt in coarse_prompts]
+            averaged_prompts = self._reader.read(inputs)
+        rows_of_prompts = [prompt.embeds[prompt.visual] for prompt in averaged_prompts]
         return [
-            replace(prompt, media=replace(prompt.media, coarse=rows))
-            for prompt, rows in zip(prompts, coarse_rows, strict=True)
+            replace(prompt, media=replace(prompt.media, averaged_rows=rows))
+            for prompt, rows in zip(prompts, rows_of_prompts, strict=True)
         ]
 
     @property
-    def can_coarsen(self) -> bool:
+    def can_average_rows(self) -> bool:
         """Whether the output of the vision tower can be averaged before it is projected."""
         return self.model.config.model_type in families.TOKENWISE_PROJECTORS
 
@@ -373,7 +374,7 @@ class Backbone:
         positions: Int[Tensor, "axes all"] | Sequence[int],
         step: ForwardAttention,
         deepstack: tuple[Tensor, Tensor] | None = None,
-        last: bool = False,
+        only_last_row: bool = False,
         length: int | None = None,
         row_arguments: Mapping[str, Tensor] | None = None,
         mixer_rows: MixerRows | None = None,
@@ -385,7 +386,7 @@ class Backbone:
             positions: on each axis; a list for text, which has one position on every axis.
             step: the attention, which also writes keys and values.
             deepstack: (mask of visual rows, [layer, visual, dim] to add to the first layers).
-            last: only the last hidden state is needed, so earlier ones may be left out.
+            only_last_row: only the last hidden state is needed, so earlier ones may be left out.
             length: tokens of the prompt that these rows belong to, on which rotary rules may
                 depend. None where each row is the last of its own text.
             row_arguments: what the language model reads of each row besides its embedding
@@ -400,11 +401,11 @@ class Backbone:
             if deepstack is not None and len(deepstack[1]) >= self.key_layer_count:
                 # Rows are added after the last layer too, by a mask of all rows, so that layer must
                 # compute all rows.
-                last = False
-            last = last and not writer.needs_last_layer(self.layer_count)
+                only_last_row = False
+            only_last_row = only_last_row and not writer.needs_last_layer(self.layer_count)
             write_hidden = writer.write if writer.layers else None
             return self.fused.decode(
-                embeds, rotation, step, deepstack, last, write_hidden=write_hidden
+                embeds, rotation, step, deepstack, only_last_row, write_hidden=write_hidden
             )
         if not isinstance(positions, Tensor):
             positions = torch.tensor(positions, device=self.device).expand(self.axes, -1)
@@ -623,7 +624,7 @@ class Backbone:
         memories = sum(mixer.memory_numbers for mixer in mixers) * torch.float32.itemsize
         return (windows + memories) * recurrent.STATES_PER_REQUEST
 
-    def cache(self, capacity: int, forward_rows: int | None = None) -> Cache:
+    def new_cache(self, capacity: int, forward_rows: int | None = None) -> Cache:
         """Returns an empty cache for a request, whose tensors are where each layer is.
 
         If ``forward_rows`` is given, layers with a window evict the keys behind it, and a forward

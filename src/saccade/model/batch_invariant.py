@@ -65,7 +65,7 @@ class BatchInvariantSession(Session):
                 raise MethodError(NEEDS_CHAINS)
             for start in range(segment.start, segment.stop, ROWS):
                 stop = min(start + ROWS, segment.stop)
-                at = segment.at + start - segment.start
+                at = segment.first_key + start - segment.start
                 part = Segment(
                     segment.cache,
                     0,
@@ -97,7 +97,7 @@ class BatchInvariantSession(Session):
         padding_rows = ROWS - (segment.stop - segment.start)
         padded_ids = ids + ids[-1:] * padding_rows
         padded_positions = positions + positions[-1:] * padding_rows
-        padded = Segment(segment.cache, 0, ROWS, segment.at, row_queries=segment.row_queries)
+        padded = Segment(segment.cache, 0, ROWS, segment.first_key, row_queries=segment.row_queries)
         embeds = model.embed(padded_ids)
         hidden = model.forward(embeds, padded_positions, BatchInvariantStep(padded))
         return model.logits(hidden)[segment.stop - len(logit_rows) : segment.stop]
@@ -113,8 +113,8 @@ class BatchInvariantStep(Step):
     def __init__(self, segment: Segment, last: Int[Tensor, " rows"] | None = None) -> None:
         # The base class is not initialised, because it would make a mask as wide as the cache. Here
         # the kernel is attend_in_order, and it gets the last visible keys in the place of a mask.
-        end = segment.at + segment.stop - segment.start
-        last_keys = torch.arange(segment.at, end) if last is None else last
+        end = segment.end_key
+        last_keys = torch.arange(segment.first_key, end) if last is None else last
         self.segments, self.calls = [segment], 0
         self._choose = lambda segment, new: (attend_in_order, last_keys[-new:])
         self._kernels = [(attend_in_order, last_keys)]
@@ -327,7 +327,7 @@ def is_batch_invariant(model: Backbone, tries: int = 2) -> bool:
 
 
 def _random_cache(model: Backbone, length: int, random: torch.Generator) -> Cache:
-    cache = model.cache(length + ROWS)
+    cache = model.new_cache(length + ROWS)
     for tensor in (*cache.keys, *cache.values):
         shape = (tensor.shape[0], length, tensor.shape[2])
         tensor[:, :length] = torch.randn(shape, generator=random).to(tensor)

@@ -557,7 +557,7 @@ class Pages:
         outputs = []
         for row in range(new):
             row_q = q[:, row : row + 1]
-            self.load(cache, layer, row_q * scale)
+            self.copy_best_pages(cache, layer, row_q * scale)
             # ``bias`` repeats its rows for every query head of a group.
             row_bias = None if bias is None else bias[row::new]
             outputs.append(attend_to_keys(row_q, keys, values, row_bias, scale))
@@ -572,7 +572,9 @@ class Pages:
         logits = torch.bmm(q.reshape(len(mean_keys), -1, q.shape[-1]), mean_keys)
         return logits.float().softmax(-1).sum(1).topk(self._pages_per_step).indices
 
-    def load(self, cache: Cache, layer: int, q: Float[Tensor, "head one head_dim"]) -> None:
+    def copy_best_pages(
+        self, cache: Cache, layer: int, q: Float[Tensor, "head one head_dim"]
+    ) -> None:
         """Writes the keys and values of the chosen pages over the first rows of a cache."""
         kv_heads, capacity, width = self._source.keys[layer].shape
         # As in Cache.select, the rows of all heads are numbered as one list.

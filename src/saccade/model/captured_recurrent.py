@@ -525,7 +525,7 @@ class RecurrentProbe(Probe):
             segments.append(
                 replace(
                     segment,
-                    at=self._start(segment.cache, size) + self.earlier,
+                    first_key=self._start(segment.cache, size) + self.earlier,
                     recent_mask=recent_mask,
                     committed_rows=0 if self.earlier else 1,
                     scored_nodes=self.earlier,

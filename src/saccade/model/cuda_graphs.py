@@ -234,7 +234,7 @@ class StaticInputs:
             start = number * self.size.rows
             stop = start + segment.stop - segment.start
             for layer in segment.cache.hidden.layers:
-                segment.cache.hidden.write(layer, segment.at, self.hidden[layer][start:stop])
+                segment.cache.hidden.write(layer, segment.first_key, self.hidden[layer][start:stop])
 
     def fill(
         self, rows: Rows, leases: Sequence[Lease], spare: Lease, vocabularies: Sequence[int]
@@ -263,9 +263,9 @@ class StaticInputs:
             for values, written in ((rows.ids, ids), (rows.positions, positions)):
                 written[number, :new] = values[segment_rows]
                 written[number, new:] = values[segment.stop - 1]
-            places[number] = np.arange(segment.at, segment.at + size.rows)
+            places[number] = np.arange(segment.first_key, segment.first_key + size.rows)
             mask = segment.mask.numpy()
-            seen_by_all = segment.at + new - mask.shape[1]  # Keys before those of the mask.
+            seen_by_all = segment.first_key + new - mask.shape[1]  # Keys before those of the mask.
             caches[:, number] = lease.start, lease.capacity, seen_by_all
             visible[number, :new, : mask.shape[1]] = mask
             visible[number, new:] = visible[number, new - 1]
@@ -430,7 +430,7 @@ class CudaGraphs:
                 "captured steps need the fused decoder, which does not support this model"
             )
 
-    def cache(self, capacity: int) -> Cache:
+    def new_cache(self, capacity: int) -> Cache:
         """Returns room for the keys and values of a request, in the model's pool."""
         model = self._backbone
         return Cache(
@@ -468,7 +468,7 @@ class CudaGraphs:
         places = [place for start, stop in spans for place in range(start, stop)]
         return RowLogits(logits, [partial(tokens.read, place) for place in places])
 
-    def forget(self) -> None:
+    def drop_captured(self) -> None:
         """Drops all captured forwards, because the memory that they read has moved."""
         self._captured.clear()
         self._table = None
@@ -528,7 +528,7 @@ class CudaGraphs:
             return None
         tail = next(size for size in TAIL_SIZES if size >= mask_width)
         keys = MIN_KEYS
-        while keys < max(segment.at for segment in segments) + rows:
+        while keys < max(segment.first_key for segment in segments) + rows:
             keys *= 2
         states = [each.cache.hidden for each in segments if each.cache.hidden is not None]
         hidden_layers = tuple(sorted({layer for each in states for layer in each.layers}))
@@ -540,14 +540,14 @@ class CudaGraphs:
         Returns None if a cache is not in the pool, or if two segments have the same cache.
         """
         for segment in segments:
-            segment.cache.reserve(segment.at + size.rows)
+            segment.cache.reserve(segment.first_key + size.rows)
         caches = [segment.cache for segment in segments if segment.cache.pool is self.pool]
         leases = [cache.lease for cache in caches if cache.lease is not None]
         return leases if len({id(lease) for lease in leases}) == len(segments) else None
 
     def _spare_lease(self) -> Lease | None:
         if self._spare is None:
-            self._spare = self.cache(ROW_SIZES[-1])
+            self._spare = self.new_cache(ROW_SIZES[-1])
             for layer in (*self._spare.keys, *self._spare.values):
                 layer.zero_()
         return self._spare.lease
@@ -561,7 +561,7 @@ class CudaGraphs:
         longest = max(last, min(MIN_POSITIONS, self._backbone.max_positions or MIN_POSITIONS) - 1)
         table = self._fused.table(longest, self.pool.keys[0])
         if self._table is not None and table[0] is not self._table[0]:
-            self.forget()
+            self.drop_captured()
         self._table = table
 
     # -- capturing -----------------------------------------------------------------------------
@@ -622,7 +622,7 @@ class CudaGraphs:
                 # themselves.
                 log.warning("forwards cannot be captured on %s: %s", self._backbone.device, error)
                 self._capture = None
-                self.forget()
+                self.drop_captured()
                 return
             ordinary = probe.ordinary(rows)
             first_layers_agree = partial(self._first_layers_agree, kind, size, probe)
@@ -778,7 +778,7 @@ def written_hidden_states(
 def restore_keys(segments: Sequence[Segment]) -> Iterator[None]:
     """Restores the segments' rows when the context ends: keys, values and hidden states."""
     parts = [
-        tensor[:, segment.at : segment.at + segment.stop - segment.start]
+        tensor[:, segment.first_key : segment.end_key]
         for segment in segments
         for tensor in (*segment.cache.keys, *segment.cache.values)
     ]
@@ -788,8 +788,8 @@ def restore_keys(segments: Sequence[Segment]) -> Iterator[None]:
     for segment in segments:
         hidden = segment.cache.hidden
         if hidden is not None:
-            rows = slice(segment.at, segment.at + segment.stop - segment.start)
-            hidden_before.append((hidden, segment.at, hidden.read(rows).clone()))
+            rows = slice(segment.first_key, segment.end_key)
+            hidden_before.append((hidden, segment.first_key, hidden.read(rows).clone()))
     try:
         yield
     finally:

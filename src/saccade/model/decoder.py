@@ -213,7 +213,7 @@ class FusedDecoder:
         rotation: tuple[Tensor, Tensor],
         step: Attend,
         deepstack: tuple[Tensor, Tensor] | None = None,
-        last: bool = False,
+        only_last_token: bool = False,
         few_rows: FewRowAttention | None = None,
         write_hidden: Callable[[int, Tensor], None] | None = None,
     ) -> Float[Tensor, "rows dim"]:
@@ -224,8 +224,8 @@ class FusedDecoder:
             rotation: cos and sin of all tokens, as :meth:`rotation` returns them.
             step: the attention function, which also writes keys and values.
             deepstack: (mask of visual rows, [layer, row, dim] to add after the first layers).
-            last: return the last token's hidden state alone. The last layer then computes only
-                queries, keys and values for the other tokens.
+            only_last_token: return the last token's hidden state alone. The last layer then
+                computes only queries, keys and values for the other tokens.
             few_rows: attends instead of ``step``. It also norms and rotates queries and keys.
             write_hidden: called with the number of a hidden state, as :class:`HiddenStates` has
                 them, and the state: the input of each layer and of the last norm, and its output.
@@ -254,7 +254,7 @@ class FusedDecoder:
                     )
                 swapped = torch.cat((qk[..., half:], qk[..., :half]), -1)
                 qk = torch.addcmul(qk * cos, swapped, sin)
-                if last and index == len(self.layers) - 1:
+                if only_last_token and index == len(self.layers) - 1:
                     step, hidden = partial(step, last=True), hidden[-1:]
                 attention = step(index, qk[:heads], qk[heads:], v, self.scale)
             hidden = layer.out.add_to(hidden, attention)

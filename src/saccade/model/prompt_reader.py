@@ -23,7 +23,7 @@ from saccade.core.prompt import DOCUMENT_MASK, Inputs, Media, Prompt, with_docum
 from saccade.model import families, memory
 from saccade.model.cache import send_to_device
 from saccade.model.visual_grid import Cells, arrange_cells, processor_cells
-from saccade.model.windowed_attention import reach_of, window_of_kind
+from saccade.model.windowed_attention import last_visible_rows, window_of_kind
 
 KNOWN_ARGUMENTS = (  # arguments of language models that Saccade handles
     *families.ROW_ARGUMENTS,
@@ -209,23 +209,23 @@ class PromptReader:
         them, and ``rows`` marks those that are no padding. Raises ModelError if rows that see the
         same later row do not all see each other, or if the kinds differ in their last rows.
         """
-        last_visible_rows = []
+        found_rows = []
         try:
             for kind, mask in masks.items():
                 prompt_mask = mask[number][rows][:, rows]
-                last_visible_rows.append(
-                    reach_of(prompt_mask, window_of_kind(self.text.config, kind))
+                found_rows.append(
+                    last_visible_rows(prompt_mask, window_of_kind(self.text.config, kind))
                 )
         except ValueError as error:
             raise ModelError(
                 f"{type(self.model).__name__} reads its prompt by a mask that Saccade does not "
                 f"know: {error}"
             ) from error
-        not_causal = [each for each in last_visible_rows if each is not None]
+        not_causal = [each for each in found_rows if each is not None]
         if not not_causal:
             return None
         first = not_causal[0]
-        are_all_equal = len(not_causal) == len(last_visible_rows) and all(
+        are_all_equal = len(not_causal) == len(found_rows) and all(
             torch.equal(first, each) for each in not_causal
         )
         if not are_all_equal:

@@ -21,15 +21,15 @@ class Segment:
     """The tokens of one request in a forward.
 
     They are rows ``start:stop`` of the forward, and their keys are written to the cache from row
-    ``at`` on. ``recent_mask`` has one row for each token, and one column for each of the last keys
-    in the cache, the tokens' own included. A token attends to the keys that its row marks, and to
-    all keys before the first column. None stands for a causal mask.
+    ``first_key`` on. ``recent_mask`` has one row for each token, and one column for each of the
+    last keys in the cache, the tokens' own included. A token attends to the keys that its row
+    marks, and to all keys before the first column. None stands for a causal mask.
     """
 
     cache: Cache
     start: int
     stop: int
-    at: int
+    first_key: int
     recent_mask: Bool[Tensor, "new last"] | None = None
     recorder: MassRecorder | None = None
     """Adds up the attention of some rows of a prompt; None if none of these rows is recorded."""
@@ -49,6 +49,11 @@ class Segment:
     causal then."""
     vocabulary: Vocabulary = WHOLE_VOCABULARY
     """The ids among which the likeliest tokens are searched."""
+
+    @property
+    def end_key(self) -> int:
+        """The cache row after the last one that the tokens' keys are written to."""
+        return self.first_key + self.stop - self.start
 
     def needs_full_mask(self, window: KeyWindow | None) -> bool:
         """Returns whether a layer with this window (None: full attention) needs a mask over all
@@ -90,4 +95,6 @@ class HiddenStateWriter:
             return
         for segment in self._segments:
             if segment.cache.hidden is not None:
-                segment.cache.hidden.write(layer, segment.at, hidden[segment.start : segment.stop])
+                segment.cache.hidden.write(
+                    layer, segment.first_key, hidden[segment.start : segment.stop]
+                )

@@ -56,8 +56,8 @@ class RequestState:
     cache: Cache
     context: list[int]  # token ids of the prompt and the text
     first_position: int  # of the first token of the text
-    length: int = 0  # of the text
-    generated: int = 0  # tokens of this turn's answer; the next token's noise has this number
+    text_length: int = 0  # of the text
+    answer_length: int = 0  # tokens of this turn's answer; the next token's noise has this number
     pending: list[int] = field(default_factory=list)  # last tokens of the text, without keys yet
     root_logits: Tensor | None = None  # at the end of the text; None while tokens are pending
     # Reads the likeliest tokens of the same row; None unless a captured forward computed the row.
@@ -133,12 +133,14 @@ class Session:
             if prefill is not None
         ]
 
-    def cache(self, capacity: int, *, keeps_all_keys: bool = True) -> Cache:
+    def new_cache(self, capacity: int, *, keeps_all_keys: bool = True) -> Cache:
         """Returns an empty cache for a request, in the pool of captured forwards if there are
         any."""
         if self.cuda_graphs is not None:
-            return self.cuda_graphs.cache(capacity)
-        return self.backbone.cache(capacity, None if keeps_all_keys else forward_rows(self.chunk))
+            return self.cuda_graphs.new_cache(capacity)
+        return self.backbone.new_cache(
+            capacity, None if keeps_all_keys else forward_rows(self.chunk)
+        )
 
     def prefill_in_chunks(
         self,
@@ -176,7 +178,7 @@ class Session:
         old = self.requests[number].cache if shared_rows else None
         cache = old
         if cache is None:
-            cache = self.cache(len(prompt) + self._room, keeps_all_keys=keeps_all_keys)
+            cache = self.new_cache(len(prompt) + self._room, keeps_all_keys=keeps_all_keys)
         if hidden_layers and old is None:
             cache.hidden = model.hidden_states(hidden_layers, len(prompt) + self._room)
         columns = prompt.visual.nonzero().squeeze(-1)
@@ -278,7 +280,7 @@ class Session:
         """Writes the keys and values of some rows of a prompt and returns their last hidden
         states."""
         model, step = self.backbone, self._step([segment])
-        start, stop = segment.at, segment.at + segment.stop
+        start, stop = segment.first_key, segment.first_key + segment.stop
         embeds, positions = prompt.embeds[start:stop], prompt.positions[:, start:stop]
         deepstack = prompt.deepstack_of(start, stop)
         length = int(prompt.positions.max()) + 1 if model.rotates_by_length else None
@@ -290,7 +292,7 @@ class Session:
             positions,
             step,
             deepstack,
-            last=True,
+            only_last_row=True,
             length=length,
             row_arguments=row_arguments,
         )
@@ -379,7 +381,7 @@ class Session:
             return model.shares.own_heads(prompt.reading.heads)
         return prompt.index.expand(model.key_layer_count, model.kv_heads, -1).contiguous()
 
-    def turn(self, turns: Mapping[int, Turn], rules: Rules) -> None:
+    def start_turn(self, turns: Mapping[int, Turn], rules: Rules) -> None:
         """Continues conversations: drops the last tokens and appends the next question's.
 
         The keys of all other tokens stay. The new tokens are pending until the next score.
@@ -388,7 +390,7 @@ class Session:
         for number, turn in turns.items():
             request = self.requests[number]
             # The text is dropped first. If more is to be dropped, the prompt's last tokens follow.
-            dropped_from_prompt = max(0, turn.drop - request.length)
+            dropped_from_prompt = max(0, turn.drop - request.text_length)
             if dropped_from_prompt:
                 prompt_rows, source_prompt_rows = request.prompt_rows
                 request.prompt_rows = (
@@ -397,9 +399,9 @@ class Session:
                 )
                 request.first_position -= dropped_from_prompt
             request.context[len(request.context) - turn.drop :] = turn.ids
-            kept_tokens = max(0, request.length - turn.drop)
-            request.length = kept_tokens + len(turn.ids)
-            request.generated = 0
+            kept_tokens = max(0, request.text_length - turn.drop)
+            request.text_length = kept_tokens + len(turn.ids)
+            request.answer_length = 0
             if request.recent_rows is not None:
                 request.recent_rows.clear()
             request.tree = Tree()
@@ -407,7 +409,7 @@ class Session:
             request.root_logits = None
             # At least one token is pending, so that the logits after it are computed.
             cached_tokens = min(
-                request.cache.length - request.prompt_rows[0], kept_tokens, request.length - 1
+                request.cache.length - request.prompt_rows[0], kept_tokens, request.text_length - 1
             )
             # The cache can be cut back to a few lengths only, if layers have a state or evict keys.
             # The text after such a length is read again.
@@ -416,9 +418,9 @@ class Session:
             request.cache.truncate(length)
             request.cache.save_windows_for_turn(length)
             request.copied_tokens = max(0, min(request.copied_tokens, cached_tokens))
-            text_start = len(request.context) - request.length
+            text_start = len(request.context) - request.text_length
             request.pending = request.context[text_start + cached_tokens :]
-            if request.source is not None and request.length:
+            if request.source is not None and request.text_length:
                 _copy_committed_keys(request)
             self._read_all_but_last_chunk(number)
 
@@ -426,21 +428,21 @@ class Session:
         """Reads a long turn's pending tokens a chunk at a time, so that the turn takes no more
         memory than a prompt of its length. The last chunk stays pending."""
         request = self.requests[number]
-        pending, length = request.pending, request.length
+        pending, length = request.pending, request.text_length
         *ends, _ = chunk_ends(0, len(pending), self.chunk)
         for start, stop in pairwise(ends):
             request.pending = pending[start:stop]
-            request.length = length - len(pending) + stop
+            request.text_length = length - len(pending) + stop
             self.score({number: Tree()})
             request.pending = pending[stop:]
-            request.length = length
+            request.text_length = length
             request.root_logits = None
 
     def shared_rows(self, number: int, old: Prompt, new: Prompt) -> int:
         """Returns how many leading rows of a new prompt are those of a request's prompt and text:
         the same rows at the same positions."""
         request = self.requests[number]
-        text_start = len(request.context) - request.length
+        text_start = len(request.context) - request.text_length
         rows = min(common_rows(old, new), text_start)
         if rows < text_start:
             return new.largest_cut(rows)
@@ -514,7 +516,7 @@ class Session:
         self.requests[number] = RequestState(self._filled_cache(context, room), [], context)
 
     def _filled_cache(self, context: int, room: int) -> Cache:
-        cache = self.cache(context + room)
+        cache = self.new_cache(context + room)
         for tensor in (*cache.keys, *cache.values):
             tensor.fill_(1)  # A forward over random keys takes as long, but they take time to make.
         cache.advance(context)
@@ -543,7 +545,7 @@ class Session:
             if not pending_count and not nodes:
                 continue
             forward.ids.extend((*request.pending, *nodes))
-            end = request.first_position + request.length
+            end = request.first_position + request.text_length
             forward.positions.extend(range(end - pending_count, end))
             depths = trees_.depths(tree.parents)[old_nodes:]
             forward.positions.extend(end - 1 + depth for depth in depths)
@@ -601,7 +603,7 @@ class Session:
                 [request.root_logits, *request.node_logits],
                 self.rules[number],
                 request.context,
-                request.generated,
+                request.answer_length,
                 request.noise_number,
                 likeliest=[request.root_likeliest, *request.node_likeliest],
             )
@@ -620,7 +622,7 @@ class Session:
                 request.root_logits = request.node_logits[path[-1]]
                 request.root_likeliest = request.node_likeliest[path[-1]]
             if request.recent_rows is not None:
-                committed_rows = request.prompt_rows[0] + request.length
+                committed_rows = request.prompt_rows[0] + request.text_length
                 for depth, node in enumerate(path):
                     visible_keys = committed_rows + depth + 1
                     request.recent_rows.append(
@@ -637,8 +639,8 @@ class Session:
             request.node_likeliest = request.node_likeliest[dropped_nodes:]
             request.node_queries = request.node_queries[dropped_nodes:]
             request.context += new
-            request.length += len(new)
-            request.generated += len(new)
+            request.text_length += len(new)
+            request.answer_length += len(new)
             if is_fork:
                 _copy_committed_keys(request)
             if request.pending:
@@ -764,7 +766,7 @@ def _store_queries(
     accepted.
     """
     assert request.recent_rows is not None
-    committed_rows = request.prompt_rows[0] + request.length
+    committed_rows = request.prompt_rows[0] + request.text_length
     for row in range(pending_count):
         visible_keys = committed_rows - pending_count + row + 1
         request.recent_rows.append(CommittedRow(queries, row, visible_keys))
@@ -779,7 +781,7 @@ def _copy_committed_keys(request: RequestState) -> None:
     prompt_rows, source_prompt_rows = request.prompt_rows
     # The last token is pending even if its keys could be copied, because the logits after it are
     # needed.
-    ready = max(0, min(request.source.length - source_prompt_rows, request.length - 1))
+    ready = max(0, min(request.source.length - source_prompt_rows, request.text_length - 1))
     # After a turn that only dropped tokens, the prompt's last token is pending. Then the cache has
     # one row less than the prompt, and this is -1.
     copied = min(request.copied_tokens, request.cache.length - prompt_rows)
@@ -798,4 +800,4 @@ def _copy_committed_keys(request: RequestState) -> None:
             at=prompt_rows + copied,
         )
         request.copied_tokens = ready
-    request.pending = request.context[len(request.context) - request.length + ready :]
+    request.pending = request.context[len(request.context) - request.text_length + ready :]

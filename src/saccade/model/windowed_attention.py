@@ -78,24 +78,24 @@ def visible_keys(
     nodes are in rows 12 and 10 of the cache.
     """
     new = segment.stop - segment.start
-    key_count = segment.at + new
+    key_count = segment.first_key + new
     mask = segment.mask
     masked_keys = mask.shape[1]
     # The key of the tree's first node. Nodes that were scored earlier come before the segment's
     # rows. Committed rows, if there are any, come first in the segment.
-    tree_start = segment.at - segment.scored_nodes + segment.committed_rows
+    tree_start = segment.first_key - segment.scored_nodes + segment.committed_rows
     visible = torch.ones(new, key_count, dtype=torch.bool)
     visible[:, key_count - masked_keys :] = mask
     sees_later = window is not None or not segment.sees_ahead_in_windows_only
     if segment.last_visible_row is not None and sees_later:
         reach = segment.last_visible_row.cpu()
-        visible[:, segment.at :] |= reach[:, None] == reach
+        visible[:, segment.first_key :] |= reach[:, None] == reach
     if window is None:
         return visible, 0
     # A window measures distance in the text that ends with the row: the committed tokens and then
     # the row's ancestors. A "place" is a row's or key's number in that text, from 0 on.
     path = visible[segment.committed_rows :, tree_start:]  # Each node's ancestors and itself.
-    row_places = segment.at + torch.arange(new)
+    row_places = segment.first_key + torch.arange(new)
     row_places[segment.committed_rows :] = tree_start - 1 + path.sum(1)
     key_places = torch.arange(key_count).repeat(new, 1)
     # An ancestor's place is that of the row less the number of nodes after the ancestor on the
@@ -150,7 +150,7 @@ def _attend_with_extras(
     return torch.cat(outputs, 1)
 
 
-def reach_of(
+def last_visible_rows(
     mask: Bool[Tensor, "len len"], window: KeyWindow | None = None
 ) -> Int[Tensor, " len"] | None:
     """Returns the last key that each row of a prompt sees, by the mask that a model made for it;

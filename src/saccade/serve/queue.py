@@ -120,17 +120,17 @@ class RequestQueue:
             self._changed.notify()
 
     @property
-    def running(self) -> int:
+    def running_count(self) -> int:
         """How many answers are being decoded by the engine."""
         return len(self._running)
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """How many answers have a slot and are not decoded yet, also while their media are read."""
         return max(0, self._slots - len(self._running))
 
     @property
-    def slots(self) -> int:
+    def slots_in_use(self) -> int:
         """How many of the ``max_running + max_waiting`` slots are in use."""
         return self._slots
 

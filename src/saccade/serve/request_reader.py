@@ -96,7 +96,9 @@ class RequestReader:
         self._max_positions = target.backbone.max_positions or sys.maxsize
         eos_ids = generation_settings.end_ids(target.backbone.model.generation_config)
         self._config_end_ids = eos_ids
-        self._vocabulary = grammar.Vocabulary(target.tokenizer, target.backbone.vocab, eos_ids)
+        self._vocabulary = grammar.GrammarVocabulary(
+            target.tokenizer, target.backbone.vocab, eos_ids
+        )
         template = getattr(target.processor, "chat_template", None) or ""
         self._dialect = tool_calls.find_dialect(template)
         self._marks = find_marks(target.tokenizer, template)

@@ -116,13 +116,13 @@ class Service:
     @property
     def is_busy(self) -> bool:
         """Whether any request is being answered."""
-        return self.engine is not None and self.engine.queue.slots > 0
+        return self.engine is not None and self.engine.queue.slots_in_use > 0
 
     def metrics_text(self) -> bytes:
         """Returns the current metrics in Prometheus' text format."""
         if self.engine is not None:
-            self.metrics.running.set(self.engine.queue.running)
-            self.metrics.waiting.set(self.engine.queue.waiting)
+            self.metrics.running.set(self.engine.queue.running_count)
+            self.metrics.waiting.set(self.engine.queue.waiting_count)
             self.metrics.cache_bytes.set(self.engine.prefix_cache.bytes)
         return self.metrics.text()
 

@@ -140,7 +140,7 @@ class ModelDrafts(Drafts):
     def draft(self, requests: Sequence[DraftRequest], plan: DraftPlan) -> dict[str, ProposedTokens]:
         for each in requests:
             number = self._numbers_by_name[each.name]
-            committed_tokens = self._session.requests[number].length
+            committed_tokens = self._session.requests[number].text_length
             # There are more than ``each.new`` where some rounds went by without a draft.
             if uncommitted_ids := each.ids[each.start + committed_tokens :].tolist():
                 self._session.commit({number: uncommitted_ids})

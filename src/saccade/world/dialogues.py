@@ -53,12 +53,12 @@ DrawWords = Callable[[Scene, np.random.Generator], Words | None]
 class Question:
     """One kind of question: a function that draws its words, and the sentences they fill."""
 
-    words: DrawWords
+    draw_words: DrawWords
     prompts: Sequence[str]
     answer: str
 
     def __call__(self, scene: Scene, rng: np.random.Generator) -> Exchange | None:
-        words = self.words(scene, rng)
+        words = self.draw_words(scene, rng)
         if words is None:
             return None
         question = _pick(rng, self.prompts).format(**words)
@@ -213,7 +213,10 @@ WORD_DRAWERS: dict[str, DrawWords] = {
 
 
 def _load_questions(kind: str) -> tuple[Question, ...]:
-    return tuple(Question(**{**each, "words": WORD_DRAWERS[each["words"]]}) for each in WORDS[kind])
+    return tuple(
+        Question(WORD_DRAWERS[each["words"]], each["prompts"], each["answer"])
+        for each in WORDS[kind]
+    )
 
 
 QUESTIONS = _load_questions("questions")

@@ -509,7 +509,7 @@ def test_a_view_of_no_video_changes_nothing(kind):
 def test_a_view_keeps_a_share_of_a_real_prompt(kind):
     """Claim: the protocol is met, and a tenth (pooled: a quarter) of the video is left, all text
     with it and every row where it stood. Fails if a position moves or text is lost."""
-    assert isinstance(kind, View) and kind.needs <= {Capability.COARSE_ROWS}
+    assert isinstance(kind, View) and kind.needs <= {Capability.AVERAGES_BEFORE_PROJECTOR}
     prompt = prompt_of(qwen25(), video_input(grid=(8, 8, 12)))
     view = kind(seeing(prompt), prompt)
     assert (

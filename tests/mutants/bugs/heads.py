@@ -17,8 +17,8 @@ BUGS = (
     PlantedBug(
         "a head's drafted rows are one position too far",
         "model/heads/head_session.py",
-        find="$request.positions($request.rows - 1 + $depths)",
-        plant="$request.positions($request.rows + $depths)",
+        find="$request.positions($request.row_count - 1 + $depths)",
+        plant="$request.positions($request.row_count + $depths)",
         tests=(HISTORY,),
     ),
     PlantedBug(
@@ -69,8 +69,8 @@ BUGS = (
     PlantedBug(
         "a block of a DFlash head stands one place too early",
         "model/heads/block_session.py",
-        find="$each.positions($each.rows + $block)",
-        plant="$each.positions($each.rows - 1 + $block)",
+        find="$each.positions($each.row_count + $block)",
+        plant="$each.positions($each.row_count - 1 + $block)",
         tests=("model/test_dflash.py::test_blocks_are_those_of_transformers_own_class",),
     ),
     PlantedBug(

@@ -49,7 +49,7 @@ BUGS = (
     PlantedBug(
         "keys stay when a conversation takes tokens back",
         "model/session.py",
-        within="Session.turn",
+        within="Session.start_turn",
         find="$request.prompt_rows[0] + $cached_tokens",
         plant="$request.cache.length",
         tests=("engine/test_conversation_reuse.py::test_caches_hold_what_a_fresh_prefill_holds",),
@@ -86,8 +86,8 @@ BUGS = (
     PlantedBug(
         "the count of generated tokens grows by one a round",
         "model/session.py",
-        find="$request.generated += len($new)",
-        plant="$request.generated += 1",
+        find="$request.answer_length += len($new)",
+        plant="$request.answer_length += 1",
         tests=("model/test_session.py::test_any_history_of_trees_and_commits_equals_the_oracle",),
     ),
     PlantedBug(
@@ -261,8 +261,8 @@ BUGS = (
     PlantedBug(
         "pages: all rows of a forward read the pages of the first row",
         "model/cache.py",
-        find="self.load($cache, $layer, $row_q * $scale)",
-        plant="self.load($cache, $layer, q[:, :1] * $scale)",
+        find="self.copy_best_pages($cache, $layer, $row_q * $scale)",
+        plant="self.copy_best_pages($cache, $layer, q[:, :1] * $scale)",
         tests=("methods/test_pages.py::test_a_law_is_of_its_path",),
     ),
     PlantedBug(

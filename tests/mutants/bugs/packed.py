@@ -51,7 +51,7 @@ BUGS = (
         "memory: the rounded copy of a draft is left out before loading",
         "inputs/footprint.py",
         within="copied_bytes",
-        find="model.rounded_copy(rounding.bytes_per_weight)",
+        find="model.rounded_copy_bytes(rounding.bytes_per_weight)",
         plant="0",
         tests=(f"{TESTS}::test_a_rounded_copy_is_counted_before_anything_is_loaded",),
     ),

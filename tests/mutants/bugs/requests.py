@@ -394,8 +394,8 @@ BUGS = (
     PlantedBug(
         "the chunks of a long turn all have the positions of its end",
         "model/session.py",
-        find="$request.length = $length - len($pending) + $stop",
-        plant="$request.length = $length",
+        find="$request.text_length = $length - len($pending) + $stop",
+        plant="$request.text_length = $length",
         tests=("model/test_session.py::test_a_long_turn_is_read_in_chunks",),
     ),
     PlantedBug(

@@ -254,7 +254,7 @@ def _own_draft(
     a rounded copy of its weights, and a cache."""
     # This part counts the target's own weights and the copy.
     whole_part = _part(name, config, tokens, dtype, None, device, rounding)
-    copy = footprint(config).rounded_copy(rounding.bytes_per_weight)
+    copy = footprint(config).rounded_copy_bytes(rounding.bytes_per_weight)
     return replace(whole_part, name=f"{name} ({rounding.name})", weights=copy, special_layers="")
 
 
@@ -279,14 +279,14 @@ def _part(
     bytes_per_weight = weight_size(dtype, config, bits)
     copy, read_bytes_per_weight = 0, bytes_per_weight
     if rounding is not None:
-        copy = model_size.rounded_copy(rounding.bytes_per_weight)
+        copy = model_size.rounded_copy_bytes(rounding.bytes_per_weight)
         read_bytes_per_weight = rounding.bytes_per_weight
     fixed_bytes = FIXED_BYTES_PER_LAYER.get(device, FIXED_BYTES_PER_LAYER["cuda"])
     return Part(
         name,
-        weights=model_size.weights(bytes_per_weight) + copy,
-        cache=model_size.cache(tokens, bytes_per_number),
-        step=model_size.step(read_bytes_per_weight, tokens, bytes_per_number),
+        weights=model_size.weight_bytes(bytes_per_weight) + copy,
+        cache=model_size.cache_bytes(tokens, bytes_per_number),
+        step=model_size.bytes_read_per_token(read_bytes_per_weight, tokens, bytes_per_number),
         fixed=model_size.layers * fixed_bytes,
         special_layers=_describe_layers(name, model_size, bytes_per_number),
     )
@@ -304,7 +304,7 @@ def _describe_layers(name: str, model_size: Footprint, bytes_per_number: float) 
             "methods that draft from the target's own keys, which need more memory than this"
         )
     if model_size.stateful_layers:
-        state_bytes = format_bytes(model_size.cache(0, bytes_per_number))
+        state_bytes = format_bytes(model_size.cache_bytes(0, bytes_per_number))
         parts.append(
             f"{model_size.stateful_layers} of {name}'s {model_size.layers} layers keep a state "
             f"instead of keys: {state_bytes} a request, however long it is"

@@ -119,7 +119,8 @@ class JobRunner:
         """
         if inputs is not None:
             self._prompts = self._backbone.prompts(
-                inputs, coarse=Capability.COARSE_ROWS in self._job.view.needs
+                inputs,
+                with_averaged_rows=Capability.AVERAGES_BEFORE_PROJECTOR in self._job.view.needs,
             )
         else:
             self._prompts = [self._backbone.adopt(prompt) for prompt in prompts or ()]
@@ -207,10 +208,10 @@ class JobRunner:
         self._drafts.pop(request, None)
         self._session.end(request)
 
-    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling], laws: Laws) -> None:
+    def start_turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling], laws: Laws) -> None:
         """Takes the next turns of conversations, and starts new drafts after them."""
         self._job = replace(self._job, rules=rules, laws=laws)
-        self._session.turn(turns, rules)
+        self._session.start_turn(turns, rules)
         for request in turns:
             old = self._drafts[request]
             self._drafts[request] = Draft(

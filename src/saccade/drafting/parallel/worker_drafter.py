@@ -24,11 +24,11 @@ from saccade.core.capabilities import Capability
 from saccade.core.errors import DraftFailed
 from saccade.core.prompt import Inputs, Prefill, Prompt, Texts, Turn
 from saccade.core.protocols import (
-    BesideTarget,
     Drafter,
     DraftReport,
     DraftSeconds,
     EarlierTurns,
+    ParallelWork,
     State,
 )
 from saccade.core.sampling import Sampling
@@ -69,7 +69,7 @@ class DraftState:
         return self.paused or len(self.chain) >= count
 
 
-class WorkerDrafter(Drafter, BesideTarget):
+class WorkerDrafter(Drafter, ParallelWork):
     """The parent's side of the draft's process.
 
     A greedy target decodes plainly until the draft has read its prompt. When sampling, the target
@@ -89,7 +89,9 @@ class WorkerDrafter(Drafter, BesideTarget):
         self._model = setup.draft_model()
         self._vocab, self._banned = setup.shared_vocabulary()
         # Whether the draft takes the target's visual rows, or else encodes its own inputs.
-        self._shares_rows = not setup.coarse and self._model.shares_rows_with(setup.target)
+        self._shares_rows = not setup.needs_averaged_rows and self._model.shares_rows_with(
+            setup.target
+        )
         # Whether its view chooses tokens before the target's prefill has ended.
         self._starts_early = Capability.BESIDE_TARGET in setup.view.needs
         self._inputs: Inputs = {}
@@ -120,7 +122,7 @@ class WorkerDrafter(Drafter, BesideTarget):
         self._use_rules(setup.rules)
 
     @property
-    def beside(self) -> BesideTarget:
+    def beside(self) -> ParallelWork:
         return self
 
     def _use_rules(self, rules: Sequence[Sampling]) -> None:
@@ -278,7 +280,7 @@ class WorkerDrafter(Drafter, BesideTarget):
         self._send("end", request)
         self._raise_if_failed()
 
-    def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
+    def start_turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         self._begin_sharing_threads()
         self._send_commits()
         for request in turns:
@@ -286,7 +288,7 @@ class WorkerDrafter(Drafter, BesideTarget):
             self._drafts[request] = DraftState(limit=self._length, epoch=epoch, valid_from=epoch)
         self._raise_if_failed()
         self._use_rules(rules)
-        self._send("turn", turns, [_sendable_rule(rule) for rule in rules], self._laws)
+        self._send("start_turn", turns, [_sendable_rule(rule) for rule in rules], self._laws)
 
     def report(self) -> DraftReport:
         caption, hidden = (0.0, 0.0) if self._captioning is None else self._captioning.seconds

@@ -735,7 +735,7 @@ def _law_and_alternatives(
         is_offered = runners_up and runner_up[1] > 0
         return computed.token, computed.probability, [runner_up] if is_offered else ()
     # Where the rules only take the arg-max, it is the first token that ``topk`` finds below.
-    law = None if scores.rules.plain else scores.law(node)
+    law = None if scores.rules.is_plain else scores.law(node)
     if isinstance(law, Tensor):
         return law, confidence(scores, node, law), ()
     probabilities = scores.logits(node).float().softmax(-1)

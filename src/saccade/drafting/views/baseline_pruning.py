@@ -150,20 +150,21 @@ class Merged(View):
 class Pooled(View):
     """TABED's P: 2x2 average pooling of each frame; blocks at the edges have fewer members.
 
-    With ``coarse`` the rows are pooled *before* the projector, as in the paper, and positions count
-    from 0. Without it, or where a prompt has no such rows (Qwen's merger joins 2x2 patches there
-    already), the language model's rows are pooled *after* the projector, and each has the position
-    of its block's top-left member. Tokens whose grid has a single row are pooled in pairs.
+    With ``before_projector`` the rows are pooled *before* the projector, as in the paper, and
+    positions count from 0. Without it, or where a prompt has no such rows (Qwen's merger joins 2x2
+    patches there already), the language model's rows are pooled *after* the projector, and each has
+    the position of its block's top-left member. Tokens whose grid has a single row are pooled in
+    pairs.
     """
 
     keep: ClassVar[float] = 0.25  # approximately, since smaller blocks at the edges leave more
 
     name: str
-    coarse: bool = False
+    before_projector: bool = False
 
     @property
     def needs(self) -> Capabilities:
-        return capabilities_that_hold({Capability.COARSE_ROWS: self.coarse})
+        return capabilities_that_hold({Capability.AVERAGES_BEFORE_PROJECTOR: self.before_projector})
 
     @property
     def offers(self) -> Capabilities:
@@ -172,13 +173,13 @@ class Pooled(View):
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         if not prompt.visual_tokens:
             return prompt
-        if self.coarse and prompt.media.coarse is not None:
-            # In ``coarse`` all rows of a block are equal, so their average is the pooled row.
+        if self.before_projector and prompt.media.averaged_rows is not None:
+            # The rows of a block are equal already, so their average is the pooled row.
             embeds = prompt.embeds.clone()
-            embeds[prompt.visual] = prompt.media.coarse
-            pooled_media = replace(prompt.media, coarse=None)
-            coarse_prompt = replace(prompt, embeds=embeds, media=pooled_media)
-            return repack(self(prefill, coarse_prompt))
+            embeds[prompt.visual] = prompt.media.averaged_rows
+            pooled_media = replace(prompt.media, averaged_rows=None)
+            averaged_prompt = replace(prompt, embeds=embeds, media=pooled_media)
+            return repack(self(prefill, averaged_prompt))
         grid = prompt.grid
         block = torch.cat([grid[:, :2], grid[:, 2:] // 2], 1)
         group = torch.unique(block, dim=0, return_inverse=True)[1]
@@ -242,7 +243,7 @@ def _averaged(
 
 
 DYCOKE = Merged("dycoke", dycoke)
-POOLED = Pooled("pooled", coarse=True)
+POOLED = Pooled("pooled", before_projector=True)
 POOLED_AFTER = Pooled("pooled-after")
 VIEWS = (
     Pruned("frames", frames),

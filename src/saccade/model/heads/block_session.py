@@ -91,7 +91,7 @@ class BlockSession(HeadSession):
         grown = [each for each in requests if each.waiting_rows > 0]
         if grown:
             rows = [
-                torch.arange(each.rows, each.rows + each.waiting_rows, device=head.device)
+                torch.arange(each.row_count, each.row_count + each.waiting_rows, device=head.device)
                 for each in grown
             ]
             with_rows = [*zip(grown, rows, strict=True)]
@@ -106,7 +106,7 @@ class BlockSession(HeadSession):
             logits = head.draft_blocks(
                 [each.cache for each in outdated],
                 [each.context[-1] for each in outdated],
-                [each.positions(each.rows + block_offsets) for each in outdated],
+                [each.positions(each.row_count + block_offsets) for each in outdated],
             )
             for each, block_logits in zip(outdated, logits, strict=True):
                 each.block_logits = first_session._keep_draftable_ids(block_logits)

@@ -248,9 +248,12 @@ class BlockHead(Head):
         super().__init__(target, module, config, rotary, axes)
         self.settings = settings
         self.levels_per_forward = settings.levels
-        self.depth = self.layers = config.num_hidden_layers
-        self.key_layers = {number: number for number in range(self.layers)}
-        self.head_shapes, self.devices = self.head_shapes * self.layers, self.devices * self.layers
+        self.layer_count = self.key_layer_count = config.num_hidden_layers
+        self.key_layers = {number: number for number in range(self.layer_count)}
+        self.head_shapes, self.devices = (
+            self.head_shapes * self.layer_count,
+            self.devices * self.layer_count,
+        )
         self.windows = [each.window for each in settings.visibilities]
 
     def _copy_for_target(self, target: Backbone) -> Head:
@@ -277,7 +280,7 @@ class BlockHead(Head):
         counts = [len(each) for each in target_hidden]
         for cache, count in zip(caches, counts, strict=True):
             cache.reserve(cache.length + count)
-        for layer in range(self.layers):
+        for layer in range(self.layer_count):
             keys, values = self.module.make_keys(layer, projected, rotation)
             parts = zip(caches, keys.split(counts, 1), values.split(counts, 1), strict=True)
             for cache, own_keys, own_values in parts:
@@ -323,7 +326,7 @@ class BlockHead(Head):
             visibility.segment(cache, number * size, (number + 1) * size)
             for number, cache in enumerate(caches)
         ]
-        groups, windows = self.heads // self.kv_heads, [visibility.window] * self.layers
+        groups, windows = self.heads // self.kv_heads, [visibility.window] * self.layer_count
         return Step(segments, groups, self.dtype, self.attention_choice, self.key_layers, windows)
 
     def _embed_block(self, ids: Int[Tensor, "request row"]) -> Float[Tensor, "request row dim"]:

@@ -73,7 +73,7 @@ class Head(Backbone):
         self.hidden_layers = module.hidden_layers
         self.axes = axes
         self.text: Any = SimpleNamespace(layers=module, rotary_emb=rotary)
-        self.depth = self.layers = 1
+        self.layer_count = self.key_layer_count = 1
         self.mixers = {}
         self.windows = []
         self.fused = self.few_row_kernels = None

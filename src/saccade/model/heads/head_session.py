@@ -47,14 +47,14 @@ class HeadRequest(RequestState):
         return self.read_length - len(self.read_rows)
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         """How many rows of the text have keys or were left out."""
         return self.cache.length + self.skipped_rows
 
     @property
     def waiting_rows(self) -> int:
         """How many rows of the text have no keys yet, although the token after them is known."""
-        return len(self.context) - 1 - self.rows
+        return len(self.context) - 1 - self.row_count
 
     def positions(self, rows: Int[Tensor, " row"]) -> Int[Tensor, "axes row"]:
         """Returns the target's positions of rows of the text, in the prompt and after it."""
@@ -132,7 +132,7 @@ class HeadSession(Session):
         full_prompt, last = prefill.prompt, len(prefill.prompt) - 1
         rows = prompt.index[prompt.index < last]
         request = self.requests[number] = self.request_kind(
-            self.cache(len(rows) + self._room),
+            self.new_cache(len(rows) + self._room),
             full_prompt.context.tolist(),
             full_prompt.next_position,
             noise_number=number,
@@ -165,7 +165,7 @@ class HeadSession(Session):
         )
         request.cache.advance(count)
 
-    def turn(self, turns: Mapping[int, Turn], rules: Rules) -> None:
+    def start_turn(self, turns: Mapping[int, Turn], rules: Rules) -> None:
         """Continues conversations: drops the last tokens and appends the next question's."""
         self.rules = rules
         for number, turn in turns.items():
@@ -179,7 +179,7 @@ class HeadSession(Session):
             kept_rows = max(0, min(kept_tokens - 1, last_row))
             request.cut_prompt(kept_rows)
             request.cache.truncate(min(request.cache.length, kept_rows - request.skipped_rows))
-            request.generated = 0
+            request.answer_length = 0
             request.root_logits = None
             request.forget_tree()
 
@@ -189,7 +189,7 @@ class HeadSession(Session):
         for number, new in tokens.items():
             request = self.request(number)
             request.context += new
-            request.generated += len(new)
+            request.answer_length += len(new)
             if new:
                 request.root_logits = None
             request.forget_tree()
@@ -252,7 +252,7 @@ class HeadSession(Session):
 
     def _add_text(self, request: HeadRequest, rows: _Rows) -> None:
         """Adds the rows of committed text that have no keys yet."""
-        first, waiting = request.rows, request.waiting_rows
+        first, waiting = request.row_count, request.waiting_rows
         places = torch.arange(first, first + waiting, device=self.head.device)
         hidden = request.target_hidden(slice(first, first + waiting)).to(self.head.device)
         start, at = len(rows.ids), request.cache.length
@@ -285,7 +285,7 @@ class HeadSession(Session):
             request,
             tree.tokens[first:stop],
             torch.stack([outputs[parent] for parent in parents]),
-            request.positions(request.rows - 1 + depths),
+            request.positions(request.row_count - 1 + depths),
             Segment(request.cache, start, start + stop - first, at, block, scored_nodes=first),
             needed=stop - first,
         )
@@ -301,7 +301,7 @@ class HeadSession(Session):
                 [request.root_logits, *request.node_logits],
                 self.rules[number],
                 request.context,
-                request.generated,
+                request.answer_length,
                 request.noise_number,
             )
         return scores

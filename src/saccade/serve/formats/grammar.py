@@ -70,7 +70,7 @@ def without_forcing(source: str) -> str:
     return f"{NO_FORCING}start: json\njson: %json {json.dumps(grammar['json_schema'])}"
 
 
-class Vocabulary:
+class GrammarVocabulary:
     """A tokenizer's tokens in llguidance's form, which is made at the first use in any thread."""
 
     def __init__(self, tokenizer: Any, vocab: int, eos_ids: Iterable[int]) -> None:
@@ -133,9 +133,11 @@ class Vocabulary:
 
 
 @lru_cache(maxsize=4)
-def _unpickle_vocabulary(tokenizer_json: str, vocab: int, eos_ids: frozenset[int]) -> Vocabulary:
+def _unpickle_vocabulary(
+    tokenizer_json: str, vocab: int, eos_ids: frozenset[int]
+) -> GrammarVocabulary:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(tokenizer_json))
-    return Vocabulary(tokenizer, vocab, eos_ids)
+    return GrammarVocabulary(tokenizer, vocab, eos_ids)
 
 
 class Grammar:
@@ -149,7 +151,7 @@ class Grammar:
     computed again without forcing, so that ordinary tokens spell the text.
     """
 
-    def __init__(self, vocabulary: Vocabulary, source: str) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary, source: str) -> None:
         self._matcher = _matcher(vocabulary, source)
         self._arguments = vocabulary, source
         self._eos_ids = vocabulary.eos_ids
@@ -218,7 +220,7 @@ class Grammar:
         return same + consumed == len(answer)
 
 
-def _matcher(vocabulary: Vocabulary, source: str) -> LLMatcher:
+def _matcher(vocabulary: GrammarVocabulary, source: str) -> LLMatcher:
     return LLMatcher(vocabulary.tokens, source, log_level=0, limits=PARSER_LIMITS)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from saccade.core.errors import OptionError
-from saccade.serve.formats.grammar import JSON_WHITESPACE, Vocabulary
+from saccade.serve.formats.grammar import JSON_WHITESPACE, GrammarVocabulary
 from saccade.serve.formats.reasoning import mark_overlap
 from saccade.serve.formats.strict_json import NotJson, Unfinished, read_object
 
@@ -60,7 +60,7 @@ def find_dialect(template: Any) -> Dialect | None:
 
 
 def call_grammar(
-    dialect: Dialect, tools: Sequence[Mapping[str, Any]], vocabulary: Vocabulary
+    dialect: Dialect, tools: Sequence[Mapping[str, Any]], vocabulary: GrammarVocabulary
 ) -> str:
     r"""Returns the grammar (llguidance's Lark) of one call of one of these functions.
 
@@ -87,7 +87,7 @@ def call_grammar(
     return str(LLMatcher.grammar_from_lark("\n".join(lines)))
 
 
-def _mark(mark: str, vocabulary: Vocabulary) -> str:
+def _mark(mark: str, vocabulary: GrammarVocabulary) -> str:
     """Returns a mark in Lark: the name of its token, or its text; nothing for no mark."""
     if not mark:
         return ""
