@@ -81,6 +81,18 @@ def test_a_draft_elsewhere_is_counted_there() -> None:
     assert target.startswith("big needs") and draft.startswith("small needs")
 
 
+def test_a_draft_on_a_device_of_another_kind_is_not_judged_by_the_targets() -> None:
+    """Claim: a draft on a CPU beside a target on a GPU gets no expected speedup, because bytes are
+    read at other speeds there; it needs no process on the GPU, and its layers have no fixed time.
+    Fails if it is judged as if it were on the GPU too."""
+    elsewhere = pair(device="cuda", draft_device="cpu", draft_free_bytes=GIB)
+    assert not elsewhere.outlook and not elsewhere.problems and not elsewhere.suggestion
+    assert "calibrate" in elsewhere.verdict and "another kind" in elsewhere.notes[-1]
+    assert elsewhere.draft_process_bytes == 0 and elsewhere.parts[1].fixed == 0
+    beside = pair(device="cuda", draft_device="cuda", draft_free_bytes=GIB)
+    assert beside.outlook and beside.draft_process_bytes and beside.parts[1].fixed > 0
+
+
 def test_the_process_of_a_draft_is_reported_on_a_gpu() -> None:
     """Claim: on a GPU the plan says what a draft in a process of its own takes beside its weights;
     on a CPU, and without a draft, it does not."""

@@ -328,8 +328,10 @@ def test_addresses_of_this_machine_and_its_network_are_refused(url, dialled):
     """Claim: with every public host allowed, no spelling of an address of this machine, its
     network, a group or a cloud's own service is connected to, over http or https."""
     sources = Sources(any_host=True)
-    refused(sources, url, "not_allowed")
-    refused(sources, url.replace("http:", "https:"), "not_allowed")
+    # A private name looks as one that does not exist; see below.
+    code = "unreachable" if url.startswith("http://localhost") else "not_allowed"
+    refused(sources, url, code)
+    refused(sources, url.replace("http:", "https:"), code)
     host = url.split("/")[2]
     refused(Sources(hosts=(host, "localhost")), url, "not_allowed")
     assert not dialled
@@ -386,8 +388,21 @@ def test_a_name_with_one_private_address_is_refused(dialled, names):
     """Claim: a name with a public and a private address is refused: which of them would be used
     is not left to chance."""
     names(two_example=[["93.184.216.34", "127.0.0.1"]])
-    refused(Sources(any_host=True), "http://two.example/", "not_allowed")
+    refused(Sources(any_host=True), "http://two.example/", "unreachable")
+    refused(Sources(hosts=("two.example",)), "http://two.example/", "not_allowed")
     assert not dialled
+
+
+def test_a_private_name_looks_as_one_that_does_not_exist(dialled, names):
+    """Claim: where every public host may be asked, a name of this network is answered word for
+    word as one that nobody has, so that nobody can list them. Fails if the two differ."""
+    names(inside_example=[["10.0.0.7"]], nobody_example=[[]])
+    texts = []
+    for name in ("inside", "nobody"):
+        with pytest.raises(VideoInputError) as caught:
+            Sources(any_host=True).load(f"http://{name}.example/v.mp4")
+        texts.append((str(caught.value), caught.value.code))
+    assert texts[0] == texts[1] and not dialled
 
 
 def test_a_name_is_resolved_once(server, names, monkeypatch):

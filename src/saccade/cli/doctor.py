@@ -140,6 +140,8 @@ def doctor(
         device=target_place.type,
         free_bytes=free_bytes,
         draft_free_bytes=None if draft_place == target_place else draft_free_bytes,
+        draft_device=draft_place.type,
+        draft_dtype=loading.dtype_named(dtype, draft_place),
         bits=bits,
         draft_bits=draft_bits,
         draft_rounding=None if draft_bits is not None else rounding,

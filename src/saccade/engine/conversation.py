@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
-from saccade.engine.generate import Stream, stream
+from saccade.engine.generate import CallArguments, Stream, start_stream
 from saccade.engine.request import Request, current_backbone
 from saccade.engine.request_batch import RequestBatch
 from saccade.model.backbone import Backbone
@@ -47,8 +47,7 @@ class Conversation(AbstractContextManager["Conversation"]):
 
     def stream(self, inputs: Inputs, **settings: Any) -> Stream:
         """Yields the rounds of the next answer. Exhaust or close it before the next question."""
-        self._last_stream = self._begin(inputs, settings)
-        return self._last_stream
+        return self._begin(inputs, settings)
 
     def read_ahead(self, inputs: Inputs, **settings: Any) -> None:
         """Encodes and reads the media of a prompt before its question is known.
@@ -61,11 +60,12 @@ class Conversation(AbstractContextManager["Conversation"]):
         target = current_backbone(self._model)
         if not Request.of(target, inputs).all_have_media(target):
             raise OptionError("there is nothing to read ahead: the prompt has no media")
-        stream = self._begin(inputs, settings)
-        self._last_stream = stream
-        stream.read_ahead()
+        self._begin(inputs, settings).read_ahead()
 
-    def _begin(self, inputs: Inputs, settings: dict[str, Any]) -> Stream:
+    def _begin(
+        self, inputs: Inputs, settings: dict[str, Any], several_requests_error: str | None = None
+    ) -> Stream:
+        """Returns the stream of the next turn, which becomes the last one."""
         last = self._last_stream
         if last is not None and not last.results and not last.closed:
             raise OptionError("the last answer is under way: exhaust its stream or close it")
@@ -76,9 +76,18 @@ class Conversation(AbstractContextManager["Conversation"]):
                 f"{fixed[0]}= cannot be given for a turn, because the conversation has its own; "
                 "begin another with saccade.Conversation(target, draft=...)"
             )
-        return stream(
-            self._model, inputs, draft=self._draft, batch=self._last_batch, keep=True, **merged
+        on_phase, vision = merged.pop("on_phase", None), merged.pop("vision", None)
+        self._last_stream = start_stream(
+            self._model,
+            inputs,
+            cast(CallArguments, {**merged, "draft": self._draft}),
+            on_phase,
+            self._last_batch,
+            keep=True,
+            vision=vision,
+            several_requests_error=several_requests_error,
         )
+        return self._last_stream
 
     @property
     def _last_batch(self) -> RequestBatch | None:
@@ -87,12 +96,10 @@ class Conversation(AbstractContextManager["Conversation"]):
 
     def run(self, inputs: Inputs, **settings: Any) -> Result:
         """Returns the next answer, to one request. Raises OptionError for ``inputs`` of several."""
-        request = Request.of(current_backbone(self._model), inputs)
-        if len(request.inputs["input_ids"]) != 1:
-            raise OptionError(
-                "a conversation's run answers one request; use its stream(...).finish() for several"
-            )
-        return self.stream(inputs, **settings).finish()[0]
+        several_requests_error = (
+            "a conversation's run answers one request; use its stream(...).finish() for several"
+        )
+        return self._begin(inputs, settings, several_requests_error).finish()[0]
 
     def close(self) -> None:
         """Frees the caches, and the draft's process where there is one."""

@@ -293,24 +293,32 @@ def stream(
     Raises:
         OptionError, MethodError, ModelError: before any work, in one sentence.
     """
-    return _start(model, inputs, arguments, on_phase, batch, keep, vision)
+    return start_stream(model, inputs, arguments, on_phase, batch, keep, vision)
 
 
-def _start(
+def start_stream(
     model: nn.Module | Backbone,
     inputs: Inputs | Tensor | None,
     arguments: CallArguments,
-    on_phase: Phase | None,
+    on_phase: Phase | None = None,
     batch: RequestBatch | None = None,
     keep: bool = False,
     vision: ConversationVision | None = None,
+    *,
+    several_requests_error: str | None = None,
 ) -> Stream:
-    """Checks everything and returns the stream, before any work."""
+    """Checks everything and returns the stream, before any work.
+
+    The arguments are those of :func:`stream`. ``several_requests_error`` is the message of the
+    OptionError that is raised for more than one answer, and None where several are welcome.
+    """
     with cpu_by_default():
         target = current_backbone(model)
         inputs, others = _split_inputs(inputs, arguments)
         resolved = _ResolvedCall.of(target, cast(CallArguments, others))
         request = Request.of(target, inputs, **resolved.request)
+        if several_requests_error is not None and len(request.ids) > 1:
+            raise OptionError(several_requests_error)
         return Stream(
             target,
             request,
@@ -334,10 +342,16 @@ def run(
 ) -> Result:
     """Returns the answer to a single request, with its measures. The arguments are those of
     :func:`stream`."""
-    rounds = _start(model, inputs, arguments, on_phase)
-    assert rounds.batch is not None, "the stream has already ended"
-    if len(rounds.batch.request.inputs["input_ids"]) != 1:
-        raise OptionError("saccade.run answers one request; use saccade.generate for a batch")
+    rounds = start_stream(
+        model,
+        inputs,
+        arguments,
+        on_phase,
+        several_requests_error=(
+            "saccade.run answers one request; use saccade.generate for a batch, and for "
+            "num_return_sequences"
+        ),
+    )
     return rounds.finish()[0]
 
 

@@ -87,7 +87,10 @@ class Diagnosis:
     needed: int  # The bytes of what lies on the target's device.
     free_bytes: int  # Of the target's device.
     tokens: int
-    ratio: float  # A draft's step over a target's, in cost. It is 1 for a target alone.
+    # A draft's step over a target's, in bytes read. It is 1 for a target alone, and no ratio of
+    # times where the two are on devices of two kinds.
+    ratio: float
+    # Empty without a draft, with problems, and where the two are on devices of two kinds.
     outlook: tuple[Outlook, ...]
     problems: tuple[str, ...]  # Why the two cannot work together or do not fit.
     notes: tuple[str, ...]
@@ -98,6 +101,8 @@ class Diagnosis:
     def verdict(self) -> str:
         if self.problems:
             return "no: " + "; ".join(self.problems)
+        if not self.outlook and len(self.parts) > 1:
+            return "it fits; saccade calibrate measures what drafting gains"
         if not self.outlook:
             return "it fits; name a draft to see what drafting would gain"
         typical = next(each for each in self.outlook if each.rate == TYPICAL_RATE)
@@ -122,6 +127,8 @@ def examine(
     device: str = "cpu",
     free_bytes: int,
     draft_free_bytes: int | None = None,
+    draft_device: str | None = None,
+    draft_dtype: Any = None,
     bits: int | None = None,
     draft_bits: int | None = None,
     draft_rounding: Rounding | None = None,
@@ -138,7 +145,11 @@ def examine(
         tokens: the number of tokens of the prompt and the answer together.
         keep: the share of those tokens that the draft reads.
         free_bytes: the free bytes of ``device``.
+        dtype: the dtype of the weights that are not quantised; "auto" is that of each config.
+        device: the kind of the target's device: "cpu" or "cuda".
         draft_free_bytes: the free bytes of the draft's device, if that is another one.
+        draft_device: the kind of the draft's device; by default that of the target's.
+        draft_dtype: as ``dtype``, for the draft; by default the target's.
         bits: the bits of each of the target's weights, if it is quantised when it is loaded.
         draft_bits: the bits of each of the draft's weights, if it is quantised when it is loaded.
         draft_rounding: how the draft's weights are rounded, in a copy that is kept beside them and
@@ -148,6 +159,7 @@ def examine(
         head: the size of the draft, if that is a head. The target's config then stands for the
             head's own.
     """
+    draft_device, draft_dtype = draft_device or device, draft_dtype or dtype
     all_problems = list(problems)
     try:
         parts = [_part(*target, tokens, dtype, bits, device)]
@@ -159,9 +171,9 @@ def examine(
                     draft[0],
                     draft_config,
                     draft_tokens,
-                    dtype,
+                    draft_dtype,
                     draft_bits,
-                    device,
+                    draft_device,
                     draft_rounding,
                     head,
                 )
@@ -174,7 +186,7 @@ def examine(
     outlook: tuple[Outlook, ...] = ()
     ratio = parts[-1].cost / parts[0].cost
     cost_per_row = COST_PER_ROW.get(device, COST_PER_ROW["cuda"])
-    if len(parts) > 1 and not all_problems:
+    if len(parts) > 1 and not all_problems and draft_device == device:
         outlook = tuple(_best_chain(rate, ratio, cost_per_row) for rate in ACCEPTANCE_RATES)
     on_device = parts if draft_free_bytes is None else parts[:1]
     needed = sum(part.weights + part.cache for part in on_device)
@@ -192,8 +204,15 @@ def examine(
                 f"{format_bytes(draft_free_bytes)} free"
             )
     all_notes = [*notes, *(part.special_layers for part in parts if part.special_layers)]
+    if draft_device != device:
+        all_notes.append(
+            f"the draft runs on a device of another kind ({draft_device}) than the target "
+            f"({device}), so no speedup can be told from their sizes: saccade calibrate measures it"
+        )
     suggestion = ""
-    is_roundable = head is None and draft_rounding is None and bits is None and device == "cpu"
+    is_roundable = (
+        head is None and draft_rounding is None and bits is None and device == draft_device == "cpu"
+    )
     if is_roundable and not all_problems:
         drafting_model = target if draft is None else draft
         rounded = _part(*drafting_model, draft_tokens, dtype, None, device, SUGGESTED_ROUNDING)
@@ -205,7 +224,7 @@ def examine(
         if fits and new_speedup > speedup * NOTICEABLE_SPEEDUP:
             suggestion = _suggest_rounding(new_speedup, draft is None)
     process_bytes = 0
-    if draft is not None and head is None and device != "cpu":
+    if draft is not None and head is None and draft_device != "cpu":
         process_bytes = PROCESS_BYTES
         if draft_free_bytes is None:
             all_notes.append(_process_note(process_bytes, needed, free_bytes))

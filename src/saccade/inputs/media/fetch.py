@@ -176,6 +176,10 @@ class Sources:
             raise OSError("no address")
         may_be_private = is_listed and self.private
         if not may_be_private and not all(map(is_public, addresses)):
+            if not is_listed and not _is_ip_address(place.host):
+                # Any name may be asked for. It must look as one that does not exist, so that
+                # nobody learns which names there are on this network.
+                raise OSError("not on the public internet")
             raise _address_refusal(HOST_NOT_ALLOWED)
         return addresses[:MAX_CONNECT_ATTEMPTS]
 
@@ -227,6 +231,15 @@ def is_public(address: IPAddress) -> bool:
         return False
     is_special = address.is_multicast or any(address in block for block in SPECIAL_NETWORKS)
     return address.is_global and not is_special
+
+
+def _is_ip_address(host: str) -> bool:
+    """Returns whether a host is written as an address rather than as a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _address_refusal(
