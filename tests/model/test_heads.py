@@ -434,7 +434,7 @@ def test_memory_of_hidden_states_is_counted():
     assert layers == head.hidden_layers == recorded_hidden_layers(resolve("head"), head)
     assert not recorded_hidden_layers(resolve("ar"), head)
     assert not recorded_hidden_layers(resolve("specvlm-self"), head)
-    cache = head.target.cache(10)
+    cache = head.target.new_cache(10)
     cache.hidden = head.target.hidden_states(layers, 10)
     with_hidden = head.target.token_bytes + head.target.hidden_state_bytes(layers)
     assert cache.bytes == 10 * with_hidden
@@ -635,7 +635,7 @@ def test_doctor_knows_heads(kind, name, other, refusal, tmp_path):
     settings = head_checkpoints.read_settings(str(draft))
     found = head_checkpoints.find_kind(settings)
     assert found is not None
-    counted = found.count(settings, target.model.config)
+    counted = found.count_footprint(settings, target.model.config)
     matrices = [each for each in tensors_of(target, kind).values() if each.ndim == 2]
     assert counted.parameters == sum(each.numel() for each in matrices)
     words = ["doctor", "--target", str(folder), "--draft", str(draft), "--json"]

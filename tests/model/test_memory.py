@@ -453,5 +453,5 @@ def test_the_bytes_of_a_token_follow_the_shapes_of_each_layer() -> None:
     model.key_layer_count, model.windows = 2, []
     size = model.dtype.itemsize
     assert model.token_bytes == (2 * (192 + 128) + 64 + 32) * size == model.unbounded_token_bytes
-    cache = model.cache(8)
+    cache = model.new_cache(8)
     assert cache.bytes == 8 * model.token_bytes

@@ -87,7 +87,7 @@ def doctor(
             settings = head_checkpoints.read_settings(draft)
             head_kind = head_checkpoints.find_kind(settings)
             if head_kind is not None:
-                head_size = head_kind.footprint(settings, target_model[1])
+                head_size = head_kind.count_footprint(settings, target_model[1])
         if draft is not None:
             config = None if head_kind is not None else _read_config(draft, trust_remote_code)
             draft_model = (draft, config)

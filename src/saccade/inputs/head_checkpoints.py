@@ -52,7 +52,7 @@ class HeadKind:
     architectures: re.Pattern[str]  # matches the architectures that its configs name
     make: Callable[[Backbone, dict[str, Any], layouts.Tensors, str], Head]
     """(target, config's entries, tensors, name) -> the head."""
-    footprint: Callable[[Mapping[str, Any], Any], Footprint]
+    count_footprint: Callable[[Mapping[str, Any], Any], Footprint]
     """(config's entries, target's config) -> its footprint."""
 
 
