@@ -66,11 +66,14 @@ turns and returns each one's figures, without methods for which there was no tim
 
 @dataclass(frozen=True)
 class Trial:
-    """One method at one stage of the search: its figures in each run, and medians over the runs."""
+    """One method at one stage of the search: its figures in each run, and medians over the runs.
+
+    A stage compares some methods with each other, for example those that differ on one axis.
+    """
 
     stage: str
     method: str
-    summaries: tuple[Summary, ...]
+    summaries: tuple[Summary, ...]  # One for each run, which is an answer about one video.
 
     @property
     def speedup(self) -> float:
@@ -106,9 +109,12 @@ class Trial:
 class Calibration:
     """The setting to use, its gain, and what that was measured on.
 
-    ``table`` has all trials in the order of their runs, and ``skipped`` the stages for which there
-    was no time. ``visual_tokens`` has the number of visual tokens of each video that ran.
+    ``best`` is the trial whose method is to be used. ``table`` has all trials in the order of their
+    runs, and ``skipped`` the stages for which there was no time. ``target`` and ``draft`` are names
+    of models. ``visual_tokens`` has the number of visual tokens of each video that ran.
     ``held_out`` is the number of videos that the search did not use: 0 if there is only one.
+    ``threads`` are torch's. ``seconds`` is how long calibrating took. ``draft_quantize`` is the
+    rounding of the draft's weights that is to be used, if there is one.
     """
 
     best: Trial
@@ -385,15 +391,16 @@ def search(
         the first.
         """
         share_end = clock() + (stage_deadline - clock()) / stages_left
-        summaries: list[Mapping[str, Summary]] = []
-        runs = len({BASELINE, *methods})
+        summaries: list[Mapping[str, Summary]] = []  # By method, of each video.
+        run_count = len({BASELINE, *methods})  # Plain decoding runs at every stage.
         for video in stage_videos:
             start = clock()
+            # A video that has not run yet is expected to be as slow as the slowest so far.
             slowest = max(seconds_per_method.values(), default=0)
-            expected = runs * seconds_per_method.get(video, slowest)
+            expected_seconds = run_count * seconds_per_method.get(video, slowest)
             # The first video may take more than the stage's share, or nothing would be compared.
             limit = share_end if summaries else stage_deadline
-            if seconds_per_method and start + expected > limit:
+            if seconds_per_method and start + expected_seconds > limit:
                 break
             by_method = measure(video, methods, stage_deadline)
             seconds_per_method[video] = (clock() - start) / len({BASELINE, *by_method})
@@ -424,6 +431,7 @@ def search(
         table.extend(trials)
         return trials
 
+    # The start: the references, the base, and the base with the shape "fit" if it sets no shape.
     half = (videos + 1) // 2
     search_videos = range(half)
     held_out_videos = range(half, videos) or range(videos)
@@ -443,6 +451,7 @@ def search(
             if len(_possible_methods(start_methods[0], names)[1]) > 1:
                 skipped.append(axis)
         return better_reference, tuple(table), (*skipped, CONFIRM_STAGE)
+    # The search: each axis is tried on the best method so far.
     best = choose_fastest(start_trials, start_methods[0])
     # At the end there must be time to run both references and the winner on one video.
     confirm_seconds = (len(references) + 1) * max(seconds_per_method.values())
@@ -452,11 +461,12 @@ def search(
         unchanged, methods = _possible_methods(best.method, names)
         stages_left = len(axes) - number + 1  # The stage that confirms the winner counts as well.
         if len(methods) <= 1:
-            continue
+            continue  # No other value of this axis is possible with this method.
         trials = run_stage(axis, methods, search_videos, search_deadline, stages_left)
         if trials:
-            finalists = _longest_accepted(trials) if axis in LAMBDA_AXES else trials
+            finalists = _drop_lower_taus(trials) if axis in LAMBDA_AXES else trials
             best = choose_fastest(finalists, unchanged)
+    # The confirmation: the winner and the references run on the videos that are held out.
     final_methods = [*dict.fromkeys((*references, best.method))]
     confirming_videos = [*held_out_videos] * MAX_CONFIRMING_RUNS
     confirmed = run_stage(CONFIRM_STAGE, final_methods, confirming_videos, deadline)
@@ -519,15 +529,14 @@ def _speed_ratio(trial: Trial, reference: Trial, figure: Callable[[Summary], flo
     return median(figure(summary) / max(figure(baseline), 1e-9) for summary, baseline in pairs)
 
 
-def _longest_accepted(trials: Sequence[Trial]) -> list[Trial]:
-    """Returns the trials that may be the fastest, judged by tau where a trial sets lambda.
+def _drop_lower_taus(trials: Sequence[Trial]) -> list[Trial]:
+    """Returns the trials without those that set a lambda and have a lower tau than the best lambda.
 
-    Of the trials that set lambda, those with about the highest tau are returned. Lambda changes
-    which tokens the draft sees, so acceptance says more about it than noisy speeds. All other
-    trials are returned.
+    Lambda changes which tokens the draft sees, so acceptance says more about it than noisy speeds.
+    A tau that is lower by less than ``TIE_MARGIN`` counts as equal.
     """
-    longest = max((trial.tau for trial in trials if _sets_lambda(trial)), default=0.0)
-    return [t for t in trials if not _sets_lambda(t) or t.tau >= (1 - TIE_MARGIN) * longest]
+    highest = max((trial.tau for trial in trials if _sets_lambda(trial)), default=0.0)
+    return [t for t in trials if not _sets_lambda(t) or t.tau >= (1 - TIE_MARGIN) * highest]
 
 
 def _sets_lambda(trial: Trial) -> bool:

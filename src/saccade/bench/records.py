@@ -1,8 +1,9 @@
-"""The results of a run on disk: one JSON line about the run, then one per answer.
+"""Writes and reads the results of a run of ``saccade bench``: a file of JSON lines.
 
-The answers to an item are written once every method has answered it, and a line that says that the
-item is done follows them. When a run is resumed, lines after the last such line are removed,
-because they belong to an item that was cut short.
+The first line is about the run, and every other line is one answer. The answers to an item (one
+sample of a suite) are written together, once every method has answered it, and a line that says
+that the item is done follows them. When a run is resumed, lines after the last such line are
+removed, because they belong to an item that was cut short.
 """
 
 from __future__ import annotations
@@ -30,11 +31,16 @@ ITEM_DONE_KEY = "done"
 class Answer:
     """One answer of one method to one question of one item. The fields are those of the file.
 
-    Times are in seconds. ``total`` runs from the inputs to the last token, ``first`` to the first.
-    ``guide`` is what choosing the draft's view took. ``caption_hidden`` is the part of ``caption``
-    that ran beside other work and so delayed nothing. ``beside_prefill``, ``beside_guide`` and
-    ``beside_draft`` are the draft's work beside the target, which delays nothing either. ``draft``
-    and ``verify`` are sums over the rounds.
+    ``method`` is one of ours or a peer, which is one of Hugging Face's own ways to decode
+    (``peers.PEERS``). A peer has no rounds, and most of its times are 0.
+
+    The fields from ``total`` to ``captures`` are seconds. ``total`` runs from the inputs to the
+    last token, ``first`` from the inputs to the first token. ``vision`` and ``prefill`` are the
+    target's. ``guide`` is the time for choosing what the draft sees, and ``caption`` the time for
+    captions that the draft reads in the place of a video. ``caption_hidden`` is the part of
+    ``caption`` that ran beside the target's prefill and so delayed nothing. ``beside_prefill``,
+    ``beside_guide`` and ``beside_draft`` are the draft's work in parallel with the target, which
+    delays nothing either. ``draft`` and ``verify`` are sums over the rounds.
     """
 
     suite: str
@@ -59,9 +65,12 @@ class Answer:
     draft: float = 0.0
     verify: float = 0.0
     decode: float = 0.0  # All rounds; of a peer, all that follows its first tokens.
-    captures: float = 0.0  # Capturing CUDA graphs between rounds; later answers use them too.
-    # How many tokens ``decode`` produced, at least 1: all but the first, or of a peer all but those
-    # that came together first. If a peer's answer has no others, all of it counts.
+    # Capturing CUDA graphs between rounds. Later answers use them too, so of all these seconds only
+    # ``total`` includes them.
+    captures: float = 0.0
+    # How many tokens ``decode`` produced, at least 1. Our first token comes from the prefill and is
+    # not counted. A peer's first step may return several tokens, none of which are counted, unless
+    # the whole answer came in that step: then all are.
     counted: int = 1
     prompt_tokens: int = 0
     visual_tokens: int = 0
@@ -75,8 +84,8 @@ class Answer:
     fallback: str | None = None
     error: str | None = None
     answers: tuple[str, ...] = ()  # The right answers.
-    task: str = ""
-    meta: dict[str, Any] = field(default_factory=dict)
+    task: str = ""  # The kind of question, which decides how the answer is scored.
+    meta: dict[str, Any] = field(default_factory=dict)  # What else the suite says of the item.
 
     @property
     def rounds(self) -> int:
@@ -154,7 +163,7 @@ def read_and_repair_run(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
 
 
 def holds_run(folder: Path) -> bool:
-    """Returns whether a folder holds a run, finished and packed or not."""
+    """Returns whether a folder holds the results of a run, as a packed file or a plain one."""
     return any((folder / name).is_file() for name in (RESULTS_FILE, PACKED_FILE))
 
 
@@ -197,7 +206,8 @@ def _read_items(path: Path) -> tuple[dict[str, Any], list[Answer], int]:
 
 
 def read_finished_run(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
-    """Returns a finished run, packed (``results.jsonl.gz``) or not; the file is not changed.
+    """Returns the line about a run and the answers of its complete items, without changing the
+    file, which may be packed (``results.jsonl.gz``).
 
     Raises OptionError where there is none, or one that cannot be read.
     """

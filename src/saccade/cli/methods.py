@@ -60,8 +60,11 @@ def _make_table(methods: Mapping[str, Mapping[str, str]]) -> Table:
 
 
 def _select_method(listing: Listing, name: str) -> Listing:
-    """Returns the listing of one method, whatever its name overrides. Raises MethodError for an
-    unknown method or axis."""
+    """Returns the listing with one method alone.
+
+    ``name`` may have overrides, as in "specvlm/keep=0.2". They are checked, but the method is
+    listed without them. Raises MethodError for an unknown method or axis.
+    """
     listing.check(name)
     base = name.partition("/")[0].strip()
     return replace(listing, methods={base: listing.methods[base]})

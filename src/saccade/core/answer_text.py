@@ -64,7 +64,11 @@ class TextDecoder:
     def added_text(
         self, ids: Sequence[int], start: int, end: int, is_finished: bool, stop: str | None
     ) -> str:
-        """Returns the text that became certain with ``ids[start:end]``."""
+        """Returns the text that became certain with ``ids[start:end]``.
+
+        If ``is_finished``, the answer ends at ``end``, and all its text is certain. ``stop`` is the
+        stop string that it ended with, if there is one.
+        """
         text_before = self.certain_text(ids[:start])
         ids_so_far = ids[:end]
         if is_finished:

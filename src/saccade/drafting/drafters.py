@@ -1,6 +1,13 @@
-"""The drafters that work in the target's process.
+"""The drafters that work in the target's process, except for ``ensemble``.
 
-A drafter with a model has a session of its own. The shape decides how a draft grows.
+* ``NoDraft`` drafts nothing. ``Lookup`` and ``Copies`` draft from the text, without a model.
+* ``ModelDrafter`` drafts with a draft model, and ``HeadDrafter`` with a draft head.
+* ``SelfDrafter`` and ``EarlyExit`` draft with the target's own layers, over its own keys.
+
+A drafter with a model has a session, which holds its caches. The recipe's view chooses which part
+of the prompt is in them. The recipe's shape decides how a draft grows. It is written as a
+generator (``Growing``): it yields the tree so far, is sent the draft's scores of that tree, and
+returns the finished tree.
 """
 
 from __future__ import annotations
@@ -93,7 +100,7 @@ class TextDrafter(Drafter):
     def start_turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         for request, turn in turns.items():
             text = self._texts[request]
-            text[len(text) - turn.drop :] = turn.ids
+            text[len(text) - turn.drop :] = turn.ids  # The last tokens are replaced by new ones.
 
 
 class Lookup(TextDrafter):
@@ -170,7 +177,10 @@ def find_continuation(text: Sequence[int] | np.ndarray, longest: int, count: int
 
 
 class GrowingDraft:
-    """A draft that is growing, with everything that it has drawn so far."""
+    """Runs a shape's generator step by step, and keeps all scores, with the tokens drawn from them.
+
+    ``tree`` is the tree to be scored next, or the whole draft once ``is_finished``.
+    """
 
     def __init__(self, growing: Growing) -> None:
         self._growing = growing
@@ -242,10 +252,11 @@ def drive(
 
 
 class Planning(Learner):
-    """Calls a shape, and measures how long it takes to decide and to learn.
+    """Calls a shape, and measures how long the shape takes to decide and to learn.
 
-    ``seconds`` is the time of the shape, without the forwards between its decisions. But on a GPU,
-    reading scores waits for the forward, and that wait is included.
+    ``seconds`` is the sum of these times. The draft's forwards between the decisions are not
+    included on a CPU. On a GPU a forward is still running when the shape is called, and the shape
+    waits for it when it reads the scores, so this wait is included.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -280,7 +291,9 @@ class Planning(Learner):
 
     def grow(self, state: State, find: Callable[[], Repetition | None] | None = None) -> Growing:
         """Grows a draft, or copies what ``find`` finds in the text where the shape prefers that.
-        The time while a draft is scored is not counted."""
+
+        The time between a yield and the scores that are sent back is not counted.
+        """
         copied = None if find is None else self.copy(state, find)
         if copied is not None:
             return copied
@@ -307,9 +320,9 @@ class SessionDrafter(Drafter):
         self.session = session
         self._planning = Planning(shape)
         self._repetitions = Repetitions(session.vocabulary)
-        self._visual_tokens: dict[int, int] = {}
+        self._visual_tokens: dict[int, int] = {}  # how many of them each request's draft reads
         self._scores: dict[int, Scores] = {}  # of each request's latest draft, if it was scored
-        self._has_drafted: set[int] = set()
+        self._has_drafted: set[int] = set()  # the requests that have had a round in this turn
 
     @property
     def learner(self) -> Learner:
@@ -385,9 +398,9 @@ class _PrefilledPrompt:
         Rows are equal if they have the same id and position. A visual row must also be of a medium
         whose number is in ``media``.
         """
-        # ``state.context`` has the prompt and the text after it, and ``state.length`` is the
-        # text's length. A turn may have dropped the prompt's last tokens, so the prompt may be
-        # shorter now than when it was read.
+        # ``state.context`` has the ids of the prompt and of the text after it, which is
+        # ``state.text_length`` long. A turn may have dropped the prompt's last tokens, so what is
+        # left of the prompt may be shorter than it was when it was read.
         text_start = len(state.context) - state.text_length
         device = prompt.positions.device
         ids = torch.tensor(state.context, device=device)
@@ -397,11 +410,13 @@ class _PrefilledPrompt:
         positions = torch.cat([self.positions[:, :text_start], text_positions], 1)
         text_visual = torch.zeros_like(text_position, dtype=torch.bool)
         visual = torch.cat([self.visual[:text_start], text_visual])
+        # The new prompt is compared with all this row by row, up to the first unequal row.
         count = min(len(ids), len(prompt))
         equal = ids[:count] == prompt.context[:count]
         equal &= (positions[:, :count] == prompt.positions[:, :count]).all(0)
         equal &= visual[:count] == prompt.visual[:count]
         rows = int(equal.long().cumprod(0).sum())
+        # The shared rows also end before the first row of a medium that is not in ``media``.
         media_numbers = torch.tensor([*media], dtype=torch.long, device=device)
         is_new = ~torch.isin(prompt.grid[:, 0], media_numbers)
         new_visual_rows = prompt.visual.nonzero().squeeze(-1)[is_new]
@@ -505,10 +520,11 @@ class ModelDrafter(SessionDrafter):
         return not other_views and required <= view.offers
 
     def _read_new_media(self, prefills: Sequence[Prefill], earlier: EarlierTurns) -> float:
-        """Reads what the view keeps of the new media, and the new text.
+        """Reads the new rows of each prompt: new text, and what the view keeps of new media.
 
         The rows that the draft has of earlier media stay. The view is applied to the new rows
-        alone, as if they were a whole prompt, by the attention of this turn's question.
+        alone, as if they were a whole prompt, by the attention of this turn's question. Returns
+        the seconds without those of the views.
         """
         (view,) = views_to_read(self._setup.view)
         session = self.session
@@ -519,13 +535,17 @@ class ModelDrafter(SessionDrafter):
         seconds = clock.lap()
         for i, (prompt, prefix) in enumerate(zip(prompts, earlier.prefixes, strict=True)):
             state, prefilled = session.requests[i], self._prefilled_prompts[i]
-            shared = prefix.shared_rows  # of the target's prompt
-            if not self._shares_rows:  # The draft's prompt may have other rows than the target's.
+            # How many leading rows of the draft's prompt were in earlier turns. Where the draft's
+            # prompt may have other rows than the target's, they are counted anew.
+            shared = prefix.shared_rows
+            if not self._shares_rows:
                 shared = prefilled.shared_rows(state, prompt, prefix.shared_media)
+            # The view chooses among the rows after these.
             new = self._with_image_rows(prompt.keep_from(shared))
             seconds += clock.lap()
             pruned_new = view(prefills[i].to(model.device).tail(prefix.shared_rows), new)
             clock.lap()  # The caller counts the seconds of the view as ``Timings.guide``.
+            # The pruned prompt has the rows that the draft has already, and then the new ones.
             kept_rows = torch.cat([prefilled.rows_before(state, shared), pruned_new.index])
             is_kept = torch.zeros(len(prompt), dtype=torch.bool, device=kept_rows.device)
             is_kept[kept_rows] = True
@@ -560,8 +580,8 @@ class ModelDrafter(SessionDrafter):
 
 
 class SelfDrafter(SessionDrafter):
-    """The target drafts for itself, over copies of the keys that its view keeps, without a second
-    prefill. Its weights may be rounded (``draft_quantize``)."""
+    """The target drafts for itself, without a second prefill: it copies its keys of the rows that
+    the view keeps. It may draft with rounded weights (``draft_quantize``)."""
 
     name = "self"
     needs = frozenset({Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS})
@@ -576,7 +596,8 @@ class SelfDrafter(SessionDrafter):
         session = Session(model, setup.rules, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._view, self._key_updates = setup.view, setup.view.key_updates
-        # For requests whose window slides: about how many rows of the cache the draft keeps.
+        # By request, where a window slides over the text (``KeyUpdates.sinks``): how many rows the
+        # draft's cache had at first. Sliding brings it back to about as many.
         self._window_rows: dict[int, int] = {}
         # The target's prefill and the current pruned prompt of requests whose view is refreshed.
         self._refreshed_views: dict[int, tuple[Prefill, Prompt]] = {}
@@ -612,8 +633,8 @@ class SelfDrafter(SessionDrafter):
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         super().commit(tokens)
-        # A request that has not drafted in this turn commits the prefill's own token, which is no
-        # round.
+        # A request that has not drafted in this turn commits its first token, which comes from the
+        # target's prefill. That is no round, so it is not counted as one below.
         requests_with_round = tokens.keys() & self._has_drafted
         for request in self._refreshed_views.keys() & requests_with_round:
             self._refresh_view(request)

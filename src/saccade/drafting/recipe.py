@@ -1,5 +1,6 @@
-"""Recipes of methods. A recipe is frozen, has one choice per axis, and holds no model.
+"""Recipes of methods. A recipe has one choice on each axis: drafter, view, shape and schedule.
 
+It is frozen and holds no model, so that it can be written down before any model is loaded.
 ``plan`` fills in what a recipe leaves open, once the models and the machine are known and before
 the first request is read.
 """
@@ -132,48 +133,56 @@ def plan(
     phase: Phase = ignore_phase,
     answer: AnswerOutlook = ANY_ANSWER,
 ) -> Recipe:
-    """Completes what a recipe leaves open, by what forwards cost on this machine.
+    """Returns the recipe with everything decided that it leaves open, by what forwards cost here.
 
-    That is how much of the prompt the draft reads, the draft's shape, and for ``auto`` whether to
-    draft at all:
+    A recipe may leave open how much of the prompt the draft reads, and the draft's shape. The
+    method ``auto`` also leaves open whether to draft at all:
 
     * Without a draft model, the target drafts for itself if that is expected to pay.
     * With a draft model, that model drafts unless earlier answers have shown that it does not pay.
     * Where nobody drafts, ``auto`` only copies from the text, and no draft reads the prompt.
 
-    A ``draft`` that is a head of the target is used in the place of a draft model.
+    A recipe that names a draft model also takes other drafts. If ``draft`` is a head of the target,
+    it drafts as a head. If it is the target with rounded weights, it drafts from the target's keys,
+    where the view and the schedule allow it.
 
     ``context`` is the prompt's length in tokens. With ``exact`` the costs are those of forwards
     whose rows are padded to a multiple of ``ROWS``. Costs that are not stored yet are measured, as
     the phase "costs", if that takes little of the time of the ``answer``. Otherwise they are
     estimated by the bytes that forwards read, and rounds correct them.
     """
+    # The drafter is changed first if this draft needs another one.
     is_rounded_target = draft is not None and draft.is_rounded_copy_of(target)
     if is_rounded_target and Capability.DRAFT_MODEL in recipe.drafter.offers:
         recipe = _draft_from_target_keys(recipe)
-    if (
-        draft is not None
-        and draft.hidden_layers
-        and recipe.drafter.offers & DRAFT_MODEL_CAPABILITIES
-    ):
-        recipe = replace(recipe, drafter=HeadDrafter)  # This draft is a head of the target.
+    is_head = draft is not None and bool(draft.hidden_layers)  # Only a head reads hidden states.
+    if is_head and recipe.drafter.offers & DRAFT_MODEL_CAPABILITIES:
+        recipe = replace(recipe, drafter=HeadDrafter)
     view, shape = recipe.view, recipe.shape
+    names_draft_model = Capability.DRAFT_MODEL in recipe.drafter.offers
     works_without_model = Capability.NO_DRAFT_MODEL in shape.offers
-    if draft is None and works_without_model and Capability.DRAFT_MODEL in recipe.drafter.offers:
+    if draft is None and names_draft_model and works_without_model:
         self_recipe = replace(recipe, drafter=SelfDrafter)
         self_plan = plan(self_recipe, target, None, context, exact, phase, answer)
         return self_plan if self_plan.shape.pays() else _without_drafts(self_plan)
+    # The model whose steps cost time, which is the target if it drafts for itself.
     reads_target_keys = Capability.TARGET_KEYS in recipe.drafter.offers
     if draft is None or (reads_target_keys and not is_rounded_target):
-        drafting = target
+        drafting_model = target
     else:
-        drafting = draft
+        drafting_model = draft
+    # Then the view's share of the prompt is chosen, by costs at a context of a power of two.
     bucket = cost_measurement.context_bucket(context)
     if Capability.COSTS in view.needs:
         view = cast(CostedView, view).with_share(
             view.keep
             or cost_measurement.affordable_share(
-                target, drafting, bucket, phase, answer.tokens, reads_target_keys=reads_target_keys
+                target,
+                drafting_model,
+                bucket,
+                phase,
+                answer.tokens,
+                reads_target_keys=reads_target_keys,
             )
         )
     keep = 1.0 if view.keep is None else view.keep
@@ -182,7 +191,7 @@ def plan(
     def measure() -> Costs:
         costs = cost_measurement.measure_costs(
             target,
-            drafting,
+            drafting_model,
             context=bucket,
             draft_context=draft_context,
             phase=phase,
@@ -190,16 +199,18 @@ def plan(
         )
         return replace(costs, row_multiple=ROWS) if exact else costs
 
+    # The shape gets the costs at last: as earlier answers corrected them, if there are such costs
+    # and this answer may depend on them, or else as ``measure`` returns them.
     memory = None
     if Capability.COSTS in shape.needs and not exact and not answer.samples:
-        memory = cost_measurement.CorrectedCosts(target, drafting, bucket, draft_context)
+        memory = cost_measurement.CorrectedCosts(target, drafting_model, bucket, draft_context)
     shape = shape.prepare(measure, memory, target.model.config.model_type)
     if recipe.drafts_beside_target:
         shape = shape.for_parallel()
     if view is recipe.view and shape is recipe.shape:
         return recipe
     planned = replace(recipe, view=view, shape=shape)
-    has_model = draft is not None and Capability.DRAFT_MODEL in recipe.drafter.offers
+    has_model = draft is not None and names_draft_model
     if has_model and works_without_model and shape.knows_the_draft and not shape.pays():
         return _without_drafts(planned)
     return planned

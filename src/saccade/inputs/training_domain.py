@@ -56,8 +56,8 @@ class TrainingDomain:
         # Without grey and tint, a pixel of the background has only its texture left, which adds the
         # same to red as to green.
         low, high = self.texture[0] - self.pixel_error, self.texture[1] + self.pixel_error
-        background = (abs(red - green) <= self.pixel_error) & (low <= red) & (red <= high)
-        return bool((background.mean((1, 2)) >= self.share).all())
+        is_background = (abs(red - green) <= self.pixel_error) & (low <= red) & (red <= high)
+        return bool((is_background.mean((1, 2)) >= self.share).all())
 
 
 def read_training_domain(name: str) -> TrainingDomain | None:

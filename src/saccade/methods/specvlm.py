@@ -7,14 +7,17 @@ Ji et al., 2025. The draft reads a tenth of the video: the tokens that the targe
     V_R = the smallest top set with  sum a_j >= lambda sum_V a_j                   (Eq. 6)
     V_U = tokens of V \\ V_R at a fixed interval I = |V \\ V_R| / budget left      (Eq. 7)
 
-r is the share of the video that is pruned, 90 %. Eq. 7 as printed spreads (1 - r)|V| tokens *in
-addition to* V_R, while the text says that the cache shrinks to 1 - r of its size. By default both
-stages share a budget of (1 - r)|V| tokens, and stage II gets what stage I leaves, as in the
-published code. The view ``specvlm-literal`` follows the equations as printed: stage I takes V_R
-whatever its size, and stage II adds (1 - r)|V| tokens. ``specvlm-official`` is the published code's
-choice (``utils/utils.py``): lambda .4, the budget rounded down, and a stage II that includes the
-first and the last of the tokens that stage I left out. That code also renumbers the positions of
-the kept tokens from 0, for which ``positions=repacked`` has to be added.
+V are the video's tokens, K_V their keys, and Q_L the queries of the text. V_R is what stage I
+keeps, and V_U what stage II adds. r is the share of the video that is pruned, 90 %.
+
+Eq. 7 as printed spreads (1 - r)|V| tokens *in addition to* V_R, while the text says that the cache
+shrinks to 1 - r of its size. By default both stages share a budget of (1 - r)|V| tokens, and stage
+II gets what stage I leaves, as in the published code. The view ``specvlm-literal`` follows the
+equations as printed: stage I takes V_R whatever its size, and stage II adds (1 - r)|V| tokens.
+``specvlm-official`` is the published code's choice (``utils/utils.py``): lambda .4, the budget
+rounded down, and a stage II that includes the first and the last of the tokens that stage I left
+out. That code also renumbers the positions of the kept tokens from 0, for which
+``positions=repacked`` has to be added.
 """
 
 from __future__ import annotations
@@ -55,10 +58,13 @@ TREE: Paths = (
 
 @dataclass(frozen=True)
 class TwoStage:
-    """Selects stage I by attention mass and stage II evenly from the rest."""
+    """Selects the most attended visual tokens (stage I), and evenly spaced ones of the rest
+    (stage II)."""
 
-    share: float = LAMBDA  # the share of all attention mass that stage I's tokens have together
-    follows_printed_equations: bool = False  # whether the budget is that of Eq. 6 and 7 as printed
+    share: float = LAMBDA  # the share of all attention that stage I's tokens get together
+    # Whether stage I may take any number of tokens, and stage II adds the whole budget to them, as
+    # in Eq. 6 and 7. Otherwise both stages share the budget.
+    follows_printed_equations: bool = False
     includes_ends: bool = False  # whether stage II includes the first and the last of the rest
 
     def __call__(
@@ -79,10 +85,10 @@ class TwoStage:
 def between_ends(items: Int[Tensor, " item"], count: int) -> Int[Tensor, " kept"]:
     """Returns ``count`` of the items, evenly spaced from the first to the last.
 
-    Their indices are rounded down.
+    Their places are rounded down: 3 of the items 0 to 7 are 0, 3 and 7, since 3.5 becomes 3.
     """
-    at = torch.linspace(0, len(items) - 1, min(count, len(items)), dtype=torch.long)
-    return items[at.to(items.device)]
+    places = torch.linspace(0, len(items) - 1, min(count, len(items)), dtype=torch.long)
+    return items[places.to(items.device)]
 
 
 @cache

@@ -54,7 +54,8 @@ decoder is a fused one."""
 class BatchInvariantSession(Session):
     """A session whose logits depend on the text alone, and not on which tokens share a forward.
 
-    That holds for models that pass :func:`require_batch_invariance`.
+    It splits each forward into forwards of one request and ``ROWS`` rows. The claim holds for
+    models that pass :func:`require_batch_invariance`.
     """
 
     def _forward(self, rows: Rows) -> RowLogits:
@@ -65,12 +66,12 @@ class BatchInvariantSession(Session):
                 raise MethodError(NEEDS_CHAINS)
             for start in range(segment.start, segment.stop, ROWS):
                 stop = min(start + ROWS, segment.stop)
-                at = segment.first_key + start - segment.start
+                first_key = segment.first_key + start - segment.start
                 part = Segment(
                     segment.cache,
                     0,
                     stop - start,
-                    at,
+                    first_key,
                     row_queries=segment.row_queries,
                     vocabulary=segment.vocabulary,
                 )
@@ -106,13 +107,15 @@ class BatchInvariantSession(Session):
 class BatchInvariantStep(Step):
     """Attention of ``ROWS`` rows of one request over its keys, block after block.
 
-    ``last`` has the number of the last key that each row sees. If it is None, that is the row's own
-    key.
+    ``last`` has, for each row, the index of the last key that the row sees. If it is None, that is
+    the row's own key.
     """
 
     def __init__(self, segment: Segment, last: Int[Tensor, " rows"] | None = None) -> None:
-        # The base class is not initialised, because it would make a mask as wide as the cache. Here
-        # the kernel is attend_in_order, and it gets the last visible keys in the place of a mask.
+        # The base class is not initialised, because it would make a mask as wide as the cache. A
+        # forward calls ``kernel(..., mask, scale)`` for each pair of a kernel and a mask below.
+        # Here the kernel is attend_in_order, and in the place of a mask it gets the last visible
+        # keys: those of all rows, or of the last ``new`` ones where only these attend.
         end = segment.end_key
         last_keys = torch.arange(segment.first_key, end) if last is None else last
         self.segments, self.calls = [segment], 0

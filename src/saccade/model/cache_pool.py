@@ -141,7 +141,11 @@ class CachePool:
         self._free_runs = runs
 
     def _grow(self, rows: int) -> bool:
-        """Adds at least ``rows`` rows to the buffers. Returns whether there was memory for it."""
+        """Adds at least ``rows`` rows to the buffers. Returns whether there was memory for it.
+
+        First it tries to add as many rows as the buffers have, or ``INITIAL_TOKENS`` to a new pool.
+        If there is no memory for that, it tries to add ``rows``.
+        """
         old_rows = self.rows
         free_bytes = memory.available_bytes(self._device)
         initial_rows = self.kv_heads * INITIAL_TOKENS

@@ -98,7 +98,8 @@ def reuse_freed_memory() -> None:
     """Makes this process reuse the memory of freed tensors of up to 31 MiB from now on.
 
     Until a block of that size has been freed once, the C library (glibc) returns each freed block
-    to the system, and every matrix product has to fetch its memory again, page by page.
+    to the system, and every matrix product has to fetch its memory again, page by page. Blocks of
+    more than 32 MiB it always returns, so a size just below that is freed here.
     """
     torch.empty(31 * 2**20, dtype=torch.uint8)
 

@@ -3,7 +3,7 @@
 transformers splits every layer's projections over the processes of ``torchrun``. Each process has
 the keys and values of its own heads. All run the same loop over the same logits, which are gathered
 and therefore equal to the bit. Rank 0 decides what could still differ: the drafted trees, and where
-answers are cut. A draft that fails in one process is given up in all. A process that no longer
+answers end. A draft that fails in one process is given up in all. A process that no longer
 answers raises an error in the others after a while.
 """
 
@@ -137,9 +137,10 @@ def agree_on_drafts(schedule: Schedule) -> Schedule:
 
 
 def agree_on_cut(cut: Cut) -> Cut:
-    """Returns a function that cuts answers where rank 0 does, in every process of a split target.
+    """Returns a function that ends answers where rank 0 does, in every process of a split target.
 
-    Raises ModelError where a process would have accepted other tokens.
+    A cut takes a request and its new tokens, and returns how many of them the answer keeps, and why
+    the answer ends, if it does. Raises ModelError where a process has other new tokens than rank 0.
     """
 
     def agreed_cut(request: int, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
@@ -163,6 +164,7 @@ class _AgreedDraft:
     """
 
     def __init__(self, draft: Any) -> None:
+        # A ``Fallback``: its ``reason`` says why drafting was given up, and is None until then.
         self._draft = draft
 
     def __getattr__(self, name: str) -> Any:
@@ -177,6 +179,7 @@ class _AgreedDraft:
         local_trees = self._draft.propose(states)
         laws = [law for tree in local_trees.values() for law in tree.q if law is not None]
         device = laws[0].device if laws else torch.device("cpu")
+        # Rank 0 sends its trees, and every process sends why its draft failed, if it did.
         sent = _move_laws(local_trees, torch.device("cpu")) if rank() == 0 else None
         reasons, trees = zip(*gather_from_all((self._draft.reason, sent)), strict=True)
         return empty_trees if self._has_failed(reasons) else _move_laws(trees[0], device)

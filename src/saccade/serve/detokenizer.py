@@ -1,4 +1,8 @@
-"""Turns tokens into text piece by piece, as soon as each piece is certain."""
+"""Turns the tokens of an answer into text for a stream, piece by piece as soon as it is certain.
+
+``core.answer_text`` does the same by decoding the whole answer again and again. Here the time for a
+piece does not grow with the answer, because only its last tokens (the window) are decoded again.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 from saccade.core.answer_text import UNFINISHED, withheld_length
 
-DECODE_WINDOW_TOKENS = 32  # A decoder needs no more tokens to know how the next one is written.
+# How a token is written may depend on the tokens before it, but on no more than this many.
+DECODE_WINDOW_TOKENS = 32
 
 
 class StreamingDetokenizer:
@@ -22,37 +27,47 @@ class StreamingDetokenizer:
         stops: Sequence[str],
         decode_with_special: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
-        """``decode_with_special`` decodes with special tokens, which a stop string may have."""
+        """``decode`` leaves special tokens out of the text. ``decode_with_special`` includes them,
+        because a stop string may contain some. ``stops`` are the stop strings."""
         self._decode, self._stops = decode, stops
         self._decode_with_special = decode_with_special or decode
         self._window: list[int] = []  # The last tokens, which are decoded again with every piece.
-        self._text_before_window = ""
-        self._window_prefix = ""  # The part of the window's text that the text before it includes.
+        # When the window is cut to its last tokens, two texts are noted: that of all tokens so far,
+        # and that of the window alone, such as "a red car" and " car". Whatever the window's text
+        # has after " car" later is new.
+        self._text_at_cut = ""
+        self._window_text_at_cut = ""
         self._emitted_text = ""
 
     def write(self, tokens: Sequence[int]) -> str:
         """Returns the text that has become certain with these tokens."""
         self._window += tokens
         window_text = self._decode(self._window)
-        text = self._text_before_window + window_text[len(self._window_prefix) :]
+        text = self._text_at_cut + window_text[len(self._window_text_at_cut) :]
         if len(self._window) > 2 * DECODE_WINDOW_TOKENS and not window_text.endswith(UNFINISHED):
             self._window = self._window[-DECODE_WINDOW_TOKENS:]
-            self._text_before_window = text
-            self._window_prefix = self._decode(self._window)
+            self._text_at_cut = text
+            self._window_text_at_cut = self._decode(self._window)
         text = text.rstrip(UNFINISHED)
         withheld = withheld_length(text, self._stops)
+        # The window's end may be the beginning of a stop string with special tokens, which ``text``
+        # lacks. How much of the text belongs to it is not known yet, so nothing is returned.
         if (
             self._stops
             and withheld_length(self._decode_with_special(self._window), self._stops) > withheld
         ):
-            return ""  # Special tokens that the text leaves out may begin a stop string.
+            return ""
         return self._emit_up_to(text[: len(text) - withheld])
 
     def finish(self, text: str) -> str:
-        """Returns the rest of the text, once the whole answer is known."""
+        """Returns the rest of the answer, whose whole text is ``text``."""
         return self._emit_up_to(text)
 
     def _emit_up_to(self, text: str) -> str:
+        """Returns what ``text`` adds to the text that was emitted before, and counts it as emitted.
+
+        Nothing is added by a text that is no continuation of it.
+        """
         if len(text) <= len(self._emitted_text) or not text.startswith(self._emitted_text):
             return ""
         piece = text[len(self._emitted_text) :]

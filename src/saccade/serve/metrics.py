@@ -88,6 +88,7 @@ class Metrics:
             self._count_round(round)
 
     def _count_round(self, round: RoundRecord) -> None:
+        # A round's tokens come together, so each is counted with an equal part of its seconds.
         emitted = len(round.emitted)
         for _ in range(emitted):
             self._inter_token_seconds.observe(

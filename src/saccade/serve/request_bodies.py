@@ -63,7 +63,8 @@ class RequestBody(AbstractContextManager["RequestBody"]):
         self.data_urls.clear()
 
     async def read(self, request: Request, deadline: float) -> bytes:
-        """Returns the body's text. Raises ApiError where it is too large or late.
+        """Returns the body without its long data: URLs, which are put into ``data_urls``. Raises
+        ApiError if it is too large or takes too long to arrive.
 
         ``deadline`` is on the clock of time.monotonic.
         """
@@ -128,7 +129,7 @@ def cut_data_urls(body: bytearray) -> tuple[bytes, dict[str, memoryview]]:
         start = match.start(1)
         end = body.find(b'"', start)
         if end - start < MIN_CUT_BYTES or not _unescape(body, start, end):
-            start += 1
+            start += 1  # This URL stays in the text, because it is short or no plain base64.
             continue
         end = body.find(b'"', start)  # Unescaping may have made the URL shorter.
         name = f"data:{len(data_urls)}"

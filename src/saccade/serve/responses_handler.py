@@ -1,4 +1,8 @@
-"""Answers one request of OpenAI's Responses API."""
+"""Answers one request of OpenAI's Responses API, as one response or as a stream of events.
+
+``responses_schema`` converts the request to a chat completion, which the server answers as any
+other. Its text is written here in the form of this API: as items (``formats.response_items``).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Decodes two answers to one question in turns in one process, each with a clock of its own.
 
+The page of ``saccade ui`` shows it: plain decoding on one side, decoding with a draft on the other.
 Both share the machine's cores, so whichever has worked least so far takes the next step. Both
 therefore advance on screen at their true relative speeds. This is a demonstration and not a
 measurement: each side finds the processor's caches full of the other's weights, and a draft in a
@@ -24,8 +25,9 @@ READING_PHASE = "reading the video"
 OnPhase = Callable[[str], None]
 """Takes the name of a phase of the work as it begins, such as "prefill" or "decode"."""
 Clock = Callable[[], float]
+"""Returns the current time in seconds, counted from any moment."""
 Decode = Callable[[Sequence[int]], str]
-
+"""Returns the text of token ids."""
 
 StartAnswer = Callable[[OnPhase], Stream]
 """Starts an answer. The given function is called as each phase begins, and may raise an exception
@@ -161,7 +163,8 @@ class AnswerRunner:
         pieces, rounds = self.column.pieces, self.column.rounds
         if round is None:
             result = self.stream.results[0]
-            # The bytes of an incomplete character may be left.
+            # A character whose bytes were never completed may be left. It is shown with the colour
+            # of the last token.
             last_text = self.text_decoder.rest()
             if last_text and rounds:
                 pieces += (Piece(last_text, rounds[-1].kinds[-1]),)
@@ -184,7 +187,13 @@ class AnswerRunner:
         return self.column.seconds + self.clock() - self._step_start
 
     def _set_phase(self, phase: str) -> None:
-        """Notes when decoding begins; no other phase is displayed. Raises StopRequested."""
+        """Takes the name of a phase of the answer as it begins. Raises StopRequested if a stop was
+        requested.
+
+        Only the phase "decode" changes the column, which then shows "answering" and keeps the
+        seconds so far as those before decoding. All earlier phases, such as vision and prefill, are
+        displayed as ``READING_PHASE``.
+        """
         if self.should_stop():
             raise StopRequested
         if phase == "decode":

@@ -1,6 +1,8 @@
-"""Which visual tokens of a clip the draft reads: for each, the share of heads that kept it.
+"""Finds which visual tokens of a clip the draft reads, for the pictures of ``saccade ui``.
 
-Drafters do not record this, so the view is applied once more, to a prefill of its own.
+The draft's view decides this, perhaps differently for each attention head, so each token gets the
+share of heads that read it. Drafters do not record it. So the target prefills the prompt once more,
+and the view is applied to that prefill.
 """
 
 from __future__ import annotations

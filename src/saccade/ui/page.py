@@ -138,7 +138,11 @@ def build_page(
     get_models: Callable[[], PageModels],
     settings: PageSettings = PageSettings(),  # noqa: B008 frozen
 ) -> gr.Blocks:
-    """Returns the page as gradio blocks; ``get_models`` is called when there is a question."""
+    """Returns the page as gradio blocks; ``get_models`` is called when there is a question.
+
+    First come the functions that answer the page's events. They return what each component is to
+    display, by component. Then come the components, and at last each event gets its function.
+    """
     # A model is quickest when one thread uses it, but gradio runs an event in any free thread.
     worker = ThreadPoolExecutor(1, "saccade-ui")
     stop_events: dict[str, Event] = {}  # Each stops the run of one browser tab, by its session.

@@ -1,7 +1,8 @@
-"""One run of the page of ``saccade ui``: a question is checked and answered twice, plainly and with
-a draft; then it is measured which visual tokens the draft read.
+"""One run of the page of ``saccade ui``, from a filled-in form to everything that the page shows.
 
-This module knows neither gradio nor how anything is drawn.
+The question is checked and answered twice, plainly and with a draft (``duel``). Then the draft's
+view is applied once more, to find which visual tokens the draft read (``kept_visual_tokens``). The
+results are plain data: this module knows neither gradio nor how anything is drawn.
 """
 
 from __future__ import annotations
@@ -63,22 +64,25 @@ class PageSettings:
 
 @dataclass(frozen=True)
 class PageQuestion:
-    """The form as a person filled it in."""
+    """The form as a person filled it in. It need not be valid (:func:`check_question`)."""
 
-    example: str | None
-    upload: str | None
+    example: str | None  # The name of an example clip. An uploaded file takes its place.
+    upload: str | None  # The path of an uploaded video or picture.
     prompt: str
-    method: str
-    tokens: int
-    temperature: float
+    method: str  # Of the answer with a draft, perhaps with overrides: "specvlm/keep=0.2".
+    tokens: int  # The most tokens of an answer.
+    temperature: float  # 0 is greedy.
     seed: int | None
 
 
 @dataclass(frozen=True)
 class PageRun:
-    """The state of a run at one moment: both answers, and the draft's views once they are measured.
+    """The state of a run at one moment.
 
-    ``views`` is None until they are measured; ``views_error`` is a sentence if that failed.
+    ``duel`` has both answers so far. ``recipe`` is the recipe of the drafted answer, as it was
+    planned for this machine. ``views`` says which visual tokens each view of the draft kept. It is
+    None until both answers are complete, and also if finding this out failed. ``views_error`` is
+    then a sentence about the failure.
     """
 
     duel: Duel
@@ -136,27 +140,28 @@ def run_question(
             "use a shorter or smaller clip, or start saccade ui with a larger --max-prompt"
         )
     captioner = pair.captioner([list(clip.frames)])
-    # Each stream plans its recipe for this machine, and this is the plan of the latest stream. The
-    # drafted answer starts after the plain one, so in the end this is the drafted answer's.
+    # A stream completes its recipe for this machine when it starts. This variable has the completed
+    # recipe of the stream that started last. The drafted answer starts after the plain one, so from
+    # then on it is the drafted answer's.
     planned_recipe = recipe
 
-    def start(method: Recipe, on_phase: OnPhase, **overrides: Any) -> Any:
+    def start(answer_recipe: Recipe, on_phase: OnPhase, **overrides: Any) -> Any:
         nonlocal planned_recipe
         arguments = {"captioner": captioner, "seed": question.seed, "on_phase": on_phase}
         arguments |= {**_sampling_settings(question), **overrides}
-        stream = stream_answer(pair, (inputs, draft_inputs), method, **arguments)
+        stream = stream_answer(pair, (inputs, draft_inputs), answer_recipe, **arguments)
         planned_recipe = stream.recipe
         return stream
 
-    def start_warm(method: Recipe, on_phase: OnPhase) -> Any:
-        """Starts an answer.
+    def start_warm(answer_recipe: Recipe, on_phase: OnPhase) -> Any:
+        """Starts an answer. If its draft works in a process of its own, that is started before.
 
-        If the draft has a process of its own, an answer of one token is decoded before. That starts
-        the process, so that the time of its start is not part of the measured answer.
+        Decoding an answer of one token starts the process, so that the time which this takes is not
+        part of the measured answer.
         """
-        if method.drafts_beside_target:
-            start(method, on_phase, max_new_tokens=1).finish()
-        return start(method, on_phase)
+        if answer_recipe.drafts_beside_target:
+            start(answer_recipe, on_phase, max_new_tokens=1).finish()
+        return start(answer_recipe, on_phase)
 
     plain = "ar", partial(start_warm, METHODS["ar"])
     drafted = question.method, partial(start_warm, recipe)

@@ -1,7 +1,9 @@
 """The papers' benchmarks, read from disk in the layouts in which they are published.
 
-`benchmarks.yaml` describes the files and columns of each, and how the papers ran it; one loader
-reads them all. An item that cannot be used is listed with the reason, and the others go on.
+`benchmarks.yaml` describes the files and columns of each, and how the papers ran it (`Benchmark`,
+`Setting`). `search` finds the files, and the one class here reads all benchmarks: it turns rows of
+their tables into items, which are questions about media. A row that cannot be used is listed with
+the reason, and the others go on.
 """
 
 from __future__ import annotations
@@ -56,15 +58,18 @@ class Unusable:
 class Dataset:
     """A benchmark whose files were found.
 
+    Each row of its tables is a sample. A part is a subset of the samples that can be run by itself,
+    such as "action_count" of "mvbench/action_count".
+
     If `setting.samples` is set, that many usable samples are drawn by `SAMPLE_SEED`. The samples
     drawn first are read in the order of the files. For each of them that cannot be used, one more
     is drawn, and these are read after all the others.
     """
 
     name: str
-    setting: Setting
+    setting: Setting  # How the chosen paper ran the benchmark.
     benchmark: Benchmark
-    tables: tuple[tuple[str, Rows], ...]  # Pairs of a part and its rows.
+    tables: tuple[tuple[str, Rows], ...]  # Each with the part that its rows belong to.
     # The selected part, if a column names the part of each row. Otherwise `tables` has only the
     # selected parts, and this is "".
     part: str = ""
@@ -82,21 +87,25 @@ class Dataset:
 
     def entries(self) -> Iterator[Item | Unusable]:
         """Yields the samples, usable or not; nothing is decoded or unpacked yet."""
-        numbers, wanted_count = self._row_numbers, self.setting.samples
-        if wanted_count is not None:
-            order = np.random.default_rng(SAMPLE_SEED).permutation(len(numbers))
-            numbers = [numbers[place] for place in order]
-        usable = 0
-        while numbers and (wanted_count is None or usable < wanted_count):
-            drawn = numbers if wanted_count is None else numbers[: wanted_count - usable]
-            numbers = numbers[len(drawn) :]
+        wanted_count = self.setting.samples
+        if wanted_count is None:
+            yield from self._read(self._row_numbers)
+            return
+        order = np.random.default_rng(SAMPLE_SEED).permutation(len(self._row_numbers))
+        undrawn = [self._row_numbers[place] for place in order]
+        usable_count = 0
+        while undrawn and usable_count < wanted_count:
+            missing_count = wanted_count - usable_count
+            drawn, undrawn = undrawn[:missing_count], undrawn[missing_count:]
             for entry in self._read(sorted(drawn)):
-                usable += isinstance(entry, Item)
+                usable_count += isinstance(entry, Item)
                 yield entry
 
     @cached_property
     def _row_numbers(self) -> list[tuple[int, int]]:
-        """The table and the row number of every row that belongs to the benchmark."""
+        """Every row that belongs to the benchmark or its selected part, in the order of the files,
+        as (index in ``tables``, number of the row there)."""
+        # If a column and a value are given, only rows with this value there belong to it.
         column, value = self.benchmark.row_filter or (self.benchmark.part_column, self.part)
         row_numbers = []
         for table, (_, rows) in enumerate(self.tables):
@@ -141,6 +150,7 @@ class Dataset:
         raw = wording.first_value(row, columns["question"])
         if not isinstance(raw, str) or not raw.strip():
             raise LayoutError("it has no question")
+        # The question, its options and the right answers, without the prompt around them.
         answers: tuple[str, ...] = ()
         # Reasoning and code (the task "text") keep their texts as they are: spaces matter in code.
         is_verbatim = task == "text"
@@ -163,9 +173,11 @@ class Dataset:
         if IMAGE_MARK in prompt and prompt.count(IMAGE_MARK) != len(media_items):
             marks = prompt.count(IMAGE_MARK)
             raise LayoutError(f"it has {len(media_items)} images where the prompt has {marks}")
+        # The prompt, with the question in the place of its placeholders.
         lettered = zip(wording.LETTERS, options, strict=False)
         lines = (benchmark.option.format(letter=letter, text=text) for letter, text in lettered)
-        # What each placeholder of the prompt is replaced by: {question}, {options}, {caption1}, ...
+        # What replaces {question} and {options}. The captions that a question lists as "Caption #1:
+        # ...", "Caption #2: ..." replace {caption1}, {caption2} and so on.
         words = {
             "question": question,
             "options": wording.IMAGE_MARKS.sub("", "\n".join(lines)),
@@ -179,6 +191,7 @@ class Dataset:
             question = re.sub(r"\{(question|options|caption\d)\}", lambda m: words[m[1]], prompt)
         except KeyError as missing:
             raise LayoutError(f"its question has no {missing.args[0]}") from None
+        # Later turns, and what else the row says.
         later_questions = wording.column_texts(row, columns.get("then", ()))
         if self.setting.then:
             later_questions += (self.setting.then,)

@@ -1,7 +1,10 @@
-"""Views: what the draft reads, as a function of the target's prefill and the draft's whole prompt.
+"""The basic views. A view decides which part of the prompt the draft reads.
 
-Most views keep a budget of the visual tokens, chosen by one pure selector. The tokens of documents
-count as visual ones. Other text is always kept.
+It is called with the results of the target's prefill and with the draft's whole prompt, and returns
+the prompt that the draft reads. Most views here are a :class:`Pruned`: a number of visual tokens
+(the budget) is kept, and a selector, which is a pure function, says which. The tokens of documents
+count as visual ones. All other text is kept. Further views are in ``baseline_pruning`` and beside
+the methods of their papers (``saccade.methods``).
 """
 
 from __future__ import annotations
@@ -36,11 +39,13 @@ Positions = Literal["original", "repacked"]
 Early = Literal["wait", "superset", "all"]
 
 TargetAttention = Float[Tensor, " visual"] | None
-"""How much the target's text attends to each part of the media, with one entry for each of the
-draft's visual tokens; None for a selector that does not need it."""
+"""The attention of the target's text on the visual tokens, moved to the grid of the draft's visual
+tokens (``saliency.transfer``): one number for each of these. None for a selector that does not need
+it."""
 
 Select = Callable[[Prompt, TargetAttention, int], Int[Tensor, " kept"]]
-"""(the draft's whole prompt, the target's attention, budget) -> kept visual tokens."""
+"""A selector: (the draft's whole prompt, the target's attention, budget) -> the visual tokens to
+keep, as indices among the prompt's visual tokens."""
 
 Measure = Callable[[Prefill], Float[Tensor, " visual"]]
 """The target's prefill -> how much its text attends to each visual token of its prompt."""
@@ -72,21 +77,21 @@ class Pruned(EarlyView):
     """Keeps a share ``keep`` of the visual tokens: those that ``select`` chooses.
 
     ``positions``: "original" leaves each token's position as it was; "repacked" counts the tokens
-    that stay from 0, with one number on every axis. ``early`` is what a draft that runs beside the
-    target reads before there is attention: nothing ("wait"), twice the budget by the saliency that
-    needs no target ("superset"), or everything ("all").
+    that stay from 0, with one number on every axis. ``early`` is what a draft that runs in parallel
+    with the target reads before the target's prefill has ended: nothing ("wait"), twice the budget
+    by the part of the saliency that needs no attention of the target ("superset"), or everything
+    ("all").
     """
 
     name: str
     select: Select
     keep: float = 0.1
-    attention: bool = False
+    attention: bool = False  # Whether ``select`` needs the attention of the target's text.
     positions: Positions = "original"
-    # How the target's attention is computed where ``attention`` is set.
-    measure: Measure = saliency.attention_over_all_keys
-    refresh: Refresh | None = None
+    measure: Measure = saliency.attention_over_all_keys  # It computes that attention.
+    refresh: Refresh | None = None  # If given, tokens are chosen again during the answer.
     early: Early = "wait"
-    rounding: saliency.Rounding = "nearest"  # of the budget
+    rounding: saliency.Rounding = "nearest"  # How keep x tokens becomes a whole number of tokens.
     images: float | None = None  # The share of images' tokens to keep; None keeps ``keep`` of them.
 
     def __post_init__(self) -> None:
@@ -131,14 +136,16 @@ class Pruned(EarlyView):
         self, prefill: Prefill, prompt: Prompt, early: EarlyChoice | None = None
     ) -> Int[Tensor, " kept"]:
         """Returns the visual tokens to keep of a whole prompt. If ``early`` is given, they are
-        chosen among those that the draft has read already."""
+        chosen among those that the draft has read already (:meth:`choose_early`)."""
         target_attention = None
         if self.attention:
             assert prefill.mass is not None, f"view {self.name} needs recorded attention"
+            # The draft may cut the same media into more or fewer visual tokens than the target.
             target_attention = saliency.transfer(
                 self.measure(prefill), prefill.prompt.grid, prompt.grid
             )
         count = self.budget(prompt)
+        # A draft that has read every visual token already may still keep any of them.
         if early is None or len(early.tokens) == prompt.visual_tokens:
             return self.select(prompt, target_attention, count)
         # Only a ranking can leave tokens out early (see ``__post_init__``).
@@ -166,8 +173,8 @@ class Pruned(EarlyView):
 
 @dataclass(frozen=True)
 class Fixed(Pruned):
-    """Keeps all visual tokens or none, so ``early`` is its only setting: what a draft reads before
-    the target's attention is known."""
+    """Keeps all visual tokens or none. So of the settings of ``Pruned`` only ``early`` can be
+    overridden: what a draft reads before the target's prefill has ended."""
 
     @property
     def settings(self) -> frozenset[str]:
@@ -180,11 +187,13 @@ class Fixed(Pruned):
 
 @dataclass(frozen=True)
 class Affordable(CostedView):
-    """Keeps the largest cheap share: an even sample of a video, or the beginning of a document.
+    """Keeps as large a share of the tokens as a draft can read cheaply on this machine: an even
+    sample of a video or image, and the beginning of a document.
 
-    A share is cheap if a step of the draft over it takes hardly longer than over the share with the
-    quickest step, and if the draft's prefill, where it has one, takes a small part of the target's.
-    ``recipe.plan`` sets the share, which it gets from ``cost_measurement.affordable_share``.
+    A share is cheap if a step of the draft over it is hardly slower than over the smallest share,
+    and if the draft's prefill, where it has one, takes a small part of the time of the target's.
+    ``cost_measurement.affordable_share`` measures this. ``keep`` is None until ``recipe.plan`` has
+    called it, once the models and the machine are known.
     """
 
     name: str = "affordable"
@@ -227,11 +236,12 @@ class TextView(View):
 
 
 def replace_media(prompt: Prompt, texts: Texts) -> Prompt:
-    """Returns the prompt with a text in the place of each video and image. Its ids are in
-    ``reading.ids_to_embed``, because its model has yet to embed them. Documents are text already,
-    so they stay.
+    """Returns the prompt with a text in the place of each video and image. The rows of the text
+    are not embedded yet: ``reading.ids_to_embed`` has their ids, for the draft model to embed.
+    Documents are text already, so they stay.
 
-    Raises MethodError for several texts that are not one per video and image.
+    A single text is used for every video and image. Raises MethodError if there are several texts,
+    but not as many as videos and images.
     """
     ids = prompt.context[prompt.index]
     is_picture = ~prompt.document_rows.to(prompt.visual.device)

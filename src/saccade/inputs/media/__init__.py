@@ -1,4 +1,6 @@
-"""Reads frames from files and bytes, within limits. How a file becomes frames:
+"""Reads frames of videos and images from files and bytes, within limits.
+
+A file becomes frames in four steps:
 
 1. `media_file` checks that the path may be read, and detects the file's type by its first bytes.
 2. `video` or `images` makes a `FrameSource` of it, which has the times at which frames appear.
@@ -6,7 +8,8 @@
 4. The frame source decodes these frames, and no others where that is possible. They are a `Clip`.
 
 The bytes may be hostile. Every limit is checked on what a file declares before a decoder starts,
-and again on what the decoder returns. This package knows no models, processors or addresses.
+and again on what the decoder returns. A server reads media in child processes (`decoder_pool`), and
+gets them from web addresses by `fetch`. This package knows no models or processors.
 """
 
 from collections.abc import Sequence

@@ -92,7 +92,8 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
         share: float = SHARE_SECONDS,
     ) -> None:
         self.seconds, self.memory, self.share = seconds, memory, share
-        # One entry for each place that no call has: the idle child in it, or None without a child.
+        # The pool has ``processes`` places for children, and a call takes one for as long as it
+        # lasts. There is one entry here for each free place: its idle child, or None without one.
         self._idle: queue.LifoQueue[_Child | None] = queue.LifoQueue()
         for _ in range(processes):
             self._idle.put(None)
@@ -151,6 +152,12 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
         task_arguments: Mapping[str, Any],
         stop: "StopSignal | None",
     ) -> Clip:
+        """Has a child run the function of ``saccade.inputs.media`` called ``task``, and returns
+        its result as a clip.
+
+        ``sources`` are the paths or contents of files, and ``task_arguments`` the arguments of that
+        function besides these and the limits.
+        """
         limits, stop = limits or Limits(), stop or StopSignal()
         seconds = min(self.seconds, limits.max_seconds or self.seconds)
         paths = [str(source) for source in sources if isinstance(source, Path)]
@@ -177,7 +184,9 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
             except TimeoutError:
                 raise refusal(label, *TOO_SLOW, allowed_seconds) from None
             except (OSError, EOFError):
-                stop.check()  # The child may have been killed because the call was stopped.
+                # The child is gone: killed by ``stop``, by ``close`` or by a waiting call, or ended
+                # by the file that it read.
+                stop.check()
                 if self._is_closed:
                     raise OptionError(CLOSED) from None
                 reason = REFUSAL_BY_EXIT.get(child.end(), DAMAGED)
@@ -220,9 +229,10 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
                 self.close()
 
     def _take_turn(self, stop: "StopSignal") -> "_Child | None":
-        """Waits for a free place, and returns the idle child in it, if there is one.
+        """Waits for a free place, and returns the idle child in it; None if the place is empty.
 
-        A call that has used up its share of time while others wait is ended.
+        While it waits, it kills the child of the oldest call once that call has lasted longer than
+        ``share`` seconds.
         """
         deadline = min(time.monotonic() + WAIT_SECONDS, stop.deadline)
         while not self._is_closed:

@@ -1,10 +1,13 @@
-"""Attention of few rows on a GPU, for decoding and verifying several requests, in three kernels.
+"""Attention on a GPU for forwards of few rows, which decode or verify several requests.
 
-The first kernel norms and rotates queries and keys and writes the caches. The second attends over
-splits of the keys, and the third adds the splits up (``few_rows_triton``). Everything that changes
-from step to step is in the device's memory: how long texts are, where caches are, and which row
-sees which key. A captured forward may therefore be replayed while texts grow and requests come and
-go.
+A row is one token of a forward: the last token of a request's text, or a drafted one. Three Triton
+kernels do the work (``few_rows_triton``). The first norms and rotates queries and keys, and writes
+keys and values into the caches. The second attends. Few rows do not fill a GPU, so it cuts the keys
+into splits that are read by different programs. The third adds up the results of the splits.
+
+Everything that changes from step to step is read from the device's memory: how long texts are,
+where caches are, and which row sees which key. A captured forward (a CUDA graph, ``cuda_graphs``)
+may therefore be replayed while texts grow and requests come and go.
 
 Where Triton is missing, or where its kernels do not compute on a device what torch computes,
 :func:`kernels_for` returns None, and torch's own attention is used. Kernels that fail later, at a
@@ -61,12 +64,14 @@ class Kernels:
         return import_module(TRITON)
 
     def splits(self, requests: int, rows: int) -> int:
-        """Returns over how many programs the keys of each request are split."""
+        """Returns into how many splits each request's keys are cut, in a forward of ``requests``
+        with ``rows`` each."""
+        # The heads of a group share a key head, so each row has several queries for it.
         queries = rows * self.heads // self.kv_heads
-        blocks = -(-queries // self.triton.row_block(queries))
-        splits: int = self.triton.splits_for(
-            requests * self.kv_heads * blocks, processor_count(self.device)
-        )
+        blocks = -(-queries // self.triton.row_block(queries))  # This rounds up.
+        # A split of a request's keys is read by one program for each key head and block of queries.
+        programs = requests * self.kv_heads * blocks
+        splits: int = self.triton.splits_for(programs, processor_count(self.device))
         return splits
 
     @property
@@ -111,8 +116,8 @@ class FewRowAttention:
     cache_rows: Int[Tensor, "request rows"]
     """The position of each row's key in the request's cache."""
     visible: Bool[Tensor, "request rows tail"]
-    """The mask of the last keys: whether each row sees each key after the prefix that all rows of
-    its request see."""
+    """Whether each row sees each of the ``tail`` keys that follow the prefix. The rows' own keys
+    are among these."""
 
     def __call__(
         self,
@@ -199,7 +204,8 @@ def kernels_for(
     kernels do not have, where a trial shows that they are wrong, and after they were abandoned.
     """
     device, *others = set(devices)
-    if others or device.type not in DEVICE_TYPES or dtype not in TOLERANCE or head_dim % 2:
+    is_one_gpu = not others and device.type in DEVICE_TYPES
+    if not is_one_gpu or dtype not in TOLERANCE or head_dim % 2:
         return None
     kernels = _kernels_if_correct(heads, kv_heads, head_dim, device, dtype)
     return None if kernels in _abandoned else kernels
@@ -257,8 +263,8 @@ class Trial:
     ) -> Trial:
         """Returns a trial of one layer, with one request for each of ``lengths``.
 
-        ``lengths`` are the numbers of cached tokens, ``rows`` is the number of new rows of each
-        request, and ``tail`` is how many keys the mask covers.
+        ``lengths`` are the requests' numbers of cached tokens, and ``rows`` is the number of new
+        rows of each. ``tail`` is how many keys have a mask (``FewRowAttention.visible``).
         """
         random = torch.Generator().manual_seed(seed)
         device, dtype, kv_heads = kernels.device, kernels.dtype, kernels.kv_heads
@@ -327,12 +333,14 @@ class Trial:
             new = slice(number * rows, (number + 1) * rows)
             end = length + rows
             seen = []
+            # The new keys and values are written, and those of the whole request are read.
             for buffer, source in ((attention.keys[0], k), (attention.values[0], v)):
                 of_request = buffer[first : first + kv_heads * capacity]
                 of_request = of_request.view(kv_heads, capacity, -1)
                 of_request[:, length:end] = source[new].transpose(0, 1)
                 seen.append(of_request[:, :end].float())
             seen_keys, seen_values = seen
+            # The heads are grouped by the key head that they share: [kv_head, group, row, dim].
             grouped = q[new].transpose(0, 1).float().reshape(kv_heads, -1, rows, head_dim)
             logits = torch.einsum("hgrd,hkd->hgrk", grouped, seen_keys) * scale
             if soft_cap:
@@ -364,12 +372,15 @@ def example_rotation_and_norms(trial: Trial) -> tuple[Rotation, Norms]:
 
 @torch.no_grad()
 def difference_from_torch(kernels: Kernels) -> float:
-    """Returns how far the kernels are from torch, in what they return and in what they write.
+    """Returns the largest difference between the kernels' numbers and torch's, both in what they
+    return and in what they write.
 
-    The measure is that of ``TOLERANCE``, and NaN if any number is NaN. The kernels are tried with
-    one row and with the most rows, over few keys and over many, with norms and rotations.
+    A difference is measured as ``TOLERANCE`` says. The result is NaN if any number is NaN. The
+    kernels are tried with one row and with the most rows, over few keys and over many, with norms
+    and rotations.
     """
     differences = []
+    # The cached tokens of each request, and the new rows of each.
     trials = [((700,), 1), ((0, 333, 64), 2), ((150,), MAX_ROWS)]
     if kernels.device.type == "cuda":
         # Every split has several blocks of keys here. Triton's interpreter would take too long for

@@ -13,16 +13,16 @@ from saccade.serve.formats.reasoning import Reasoning
 from saccade.serve.formats.tool_calls import Dialect, ParsedCall, split_answer
 
 Body = dict[str, Any]
-"""The fields of a choice without its index and its log-probabilities. In a stream they are without
-the finish reason too."""
+"""One answer of a completion: an entry of ``choices``, still without its index and its
+log-probabilities. In a stream it is a part of an answer, and its finish reason is added later."""
 
 
 @dataclass(frozen=True)
 class TextForm:
     """The form of a text completion, whole or streamed.
 
-    It also writes its own stream (see ``stream``), because pieces of plain text are sent as they
-    come and there is nothing to remember.
+    In a stream, pieces of plain text are sent as they come. Nothing has to be remembered, so the
+    form is its own stream, where a chat needs a :class:`ChatStream`.
     """
 
     object_name: ClassVar[str] = "text_completion"

@@ -1,6 +1,8 @@
-"""Assembles a draft from an existing language model and vision tower, in the target's own class.
+"""Assembles a draft from an existing language model and vision tower, for ``saccade train-draft``.
 
-TABED's drafts are made in this way, from LLaMA-68M and CLIP. Only the projector is new.
+The draft is a model of the target's own class (LLaVA's), with the weights of both. Only the
+projector between them is new, and has to be trained. TABED's drafts are made in this way, from
+LLaMA-68M and CLIP.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ def assemble_draft(target: Loaded, language: str, tower: str | None, seed: int) 
             f"{target_model.config.model_type}: give --draft, a checkpoint of its family to "
             "start from"
         )
+    # The config is the target's, with the sizes of the language model and of the tower.
     language_source = load(language, dtype="float32", fused=False)
     check_tokenizers(target.name, target.tokenizer, language, language_source.tokenizer)
     language_model: Any = language_source.backbone.model
@@ -43,12 +46,14 @@ def assemble_draft(target: Loaded, language: str, tower: str | None, seed: int) 
     config.tie_word_embeddings = language_model.config.tie_word_embeddings
     if tower is not None:
         config.vision_config = _tower_config(tower, target)
+    # What is not loaded below, such as the projector, keeps the random weights of this seed.
     torch.manual_seed(seed)
     model: Any = type(target_model)(config).float().train()
     vision_tower, source_tower = model.base_model.vision_tower, target_model.base_model.vision_tower
     if tower is not None:
         source_tower = _read_tower(tower, type(vision_tower))
     vision_tower.load_state_dict(source_tower.state_dict())
+    # The draft has a row for each id of the target, of which the language model may have fewer.
     weights = language_model.get_decoder().state_dict()
     weights["embed_tokens.weight"] = _resize_embedding(weights["embed_tokens.weight"], vocab)
     model.get_decoder().load_state_dict(weights)
@@ -64,8 +69,8 @@ def assemble_draft(target: Loaded, language: str, tower: str | None, seed: int) 
 def _resize_embedding(weight: Tensor, rows: int) -> Tensor:
     """Returns an embedding cut or extended to ``rows`` tokens. A new token gets the mean of the
     others."""
-    new = weight.mean(0, keepdim=True).expand(max(0, rows - len(weight)), -1)
-    return torch.cat([weight[:rows], new])
+    added = weight.mean(0, keepdim=True).expand(max(0, rows - len(weight)), -1)
+    return torch.cat([weight[:rows], added])
 
 
 def _tower_config(tower: str, target: Loaded) -> Any:

@@ -1,4 +1,9 @@
-"""One phase of draft training with the Hugging Face Trainer: its loss, rates and checkpoints."""
+"""Trains a draft for one phase of ``saccade train-draft``, with the Hugging Face Trainer.
+
+The draft learns to answer as the target does, although it sees only a part of the visual tokens.
+The phase's loss, learning rates, progress and checkpoints are here. ``run`` runs the phases one
+after another.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +38,11 @@ class PhaseRun:
     """One phase of a run, and where its checkpoints go."""
 
     phase: Phase
-    steps: int
-    settings: Settings
+    steps: int  # Updates of the weights, each by the gradient of ``batch_size`` samples.
+    settings: Settings  # The options of the command, the same for all phases.
     number: int  # The phase's number in the run, from which its samples are seeded.
-    checkpoints: Path
-    save_every_s: float  # A checkpoint is saved after this many seconds.
+    checkpoints: Path  # The folder of this phase's checkpoints.
+    save_every_s: float  # A checkpoint is saved whenever so many seconds have passed.
     conversations: Sequence[LlavaConversation] = ()  # If empty, the world's samples are used.
 
     @property
@@ -56,10 +61,12 @@ class PhaseRun:
 def answer_logits(
     model: Any, inputs: Mapping[str, Tensor], *, whole_prompt: bool
 ) -> tuple[Float[Tensor, "answers vocab"], Int[Tensor, " answers"]]:
-    """Returns the logits at every answer position, and the tokens that belong there.
+    """Returns the logits at every position that predicts a token of an answer, and these tokens.
 
-    Unless ``whole_prompt``, rows outside ``kept_mask`` are removed where the language model begins.
-    The other rows keep their positions.
+    ``inputs`` are a batch of ``samples``. Their ``labels`` have the token to predict at each
+    position, or -100 where none is learnt. Their ``kept_mask`` is False for the visual tokens that
+    the draft does not see. If ``whole_prompt`` is False, the rows of these are removed between the
+    vision tower and the language model, and the other rows keep their positions.
     """
     inputs = dict(inputs)
     kept_mask, labels = inputs.pop("kept_mask"), inputs.pop("labels")
@@ -106,7 +113,8 @@ def _select_rows(
     }
     visual, layers = kwargs.get("visual_pos_masks"), kwargs.get("deepstack_visual_embeds")
     if visual is not None and layers is not None:
-        # Each layer has one row for every visual token of the batch, in the batch's order.
+        # Deepstack: some models add rows to the visual rows of their first layers. Each of these
+        # layers has one row for every visual token of the batch, in the batch's order.
         selected["visual_pos_masks"] = visual.gather(1, order) & is_real
         selected["deepstack_visual_embeds"] = [layer[kept_mask[visual]] for layer in layers]
     return selected
