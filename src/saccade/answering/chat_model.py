@@ -123,7 +123,7 @@ class Model:
                 the media and the question in them.
             question: the question about it.
             system: a system prompt.
-            documents: long texts beside it, of which a draft may see a part.
+            documents: long texts that the question is about, of which a draft may see a part.
             frames: which frames to take, such as ``{"fps": 2}``; by default 2 a second. ``fps=2``
                 and ``num_frames=8`` are short forms. Of frames in memory ``fps`` is the rate at
                 which they were taken, by default 1.
@@ -480,8 +480,8 @@ def load(
     Args:
         target: a checkpoint folder or hub id, such as "Qwen/Qwen2.5-VL-7B-Instruct". Without one
             the embedded pair answers, which has only ever seen drawn shapes.
-        draft: a smaller model of the same family, likewise; without one the target may draft for
-            itself, where that pays.
+        draft: a smaller model of the same family, by its folder or hub id. Without one the target
+            may draft for itself, where that pays.
         method: how to draft, NAME/axis=value/...; see ``saccade methods``.
         dtype: "float32", "bfloat16" or "float16", or torch's type of that name; by default float32
             on a CPU, else the checkpoint's own.
@@ -493,16 +493,17 @@ def load(
             itself with a rounded copy. Answers stay the target's.
         quantize: "bnb-8bit", "bnb-4bit" or "torchao-int8", for the target.
         trust_remote_code: whether to run code that comes with a checkpoint.
-        positions: which positions text after a Qwen2.5-VL video gets: with "library" those of
-            transformers' ``generate``, with "trained" those that the published checkpoints learnt
-            and vLLM uses; "auto" goes by the checkpoint, and a result's ``warnings`` say where the
-            two differ.
+        positions: the positions of text after a Qwen2.5-VL video. "library" takes those that
+            transformers' ``generate`` gives it, "trained" those that the published checkpoints were
+            trained with, as vLLM does. "auto" decides by the checkpoint. A result's ``warnings``
+            say where the two differ.
         threads: of the CPU, for all of PyTorch.
         media_hosts: the hosts that media may be fetched from, such as "example.com" or
             "*.example.com"; by default none. The rules are those of ``saccade serve``.
         any_media_host: whether media may be fetched from every public host.
         private_media_hosts: whether ``media_hosts`` may be on this machine or its network.
-        media_root: a folder whose files file: addresses may name; a path needs none.
+        media_root: the folder that ``file:`` addresses may name files in; by default there is none.
+            A plain path may name any file.
 
     Raises:
         ModelError, OptionError, MethodError: in one sentence, if possible before weights are read.

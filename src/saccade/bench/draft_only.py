@@ -1,7 +1,8 @@
 """Lets the draft answer by itself under a view, as in HIPPO's Fig. 3 and TABED's Table 9.
 
-If the draft's answers stay right, the view keeps what matters. If they become wrong, the view drops
-too much, which may be seen here before the acceptance rate falls.
+It shows whether a view keeps what matters for the question: the draft's own answers become wrong
+when too much is dropped, perhaps before its acceptance rate falls. ``saccade bench`` runs it as a
+method named ``draft/view=...``.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ def draft_only_recipe(name: str) -> Recipe:
     Raises OptionError for a view that puts words in the place of pixels, or that needs costs, and
     for a name that chooses anything but a view.
     """
-    # "draft/view=uniform" has the view of "sd/view=uniform".
+    # "draft/view=uniform" has the view of "sd/view=uniform". All other parts must be those of "sd".
     recipe, plain = resolve("sd" + name.removeprefix(PREFIX)), resolve("sd")
-    chosen_parts = (recipe.drafter, recipe.shape, recipe.schedule)
-    if chosen_parts != (plain.drafter, plain.shape, plain.schedule):
+    other_parts = (recipe.drafter, recipe.shape, recipe.schedule)
+    if other_parts != (plain.drafter, plain.shape, plain.schedule):
         raise OptionError(
             f"{name}: the draft model answers by itself, so only one view and its settings can be "
             f"chosen, as in {PREFIX}/view=uniform/keep=0.1"
@@ -64,9 +65,10 @@ def draft_answer(
 ) -> list[int]:
     """Returns the draft's greedy answer over the visual tokens that the recipe's view keeps.
 
-    The target only reads its prompt, because a view may choose by what the target attends to.
-    ``inputs`` are the target's, and ``draft_inputs`` the draft's if it has a processor of its own.
-    Raises OptionError for a draft that is a head, which reads the target's hidden states.
+    The target reads its prompt too, because a view may choose by what the target attends to. It
+    judges nothing. ``inputs`` are the target's, and ``draft_inputs`` the draft's if it has a
+    processor of its own. Raises OptionError for a draft that is a head, which cannot answer alone:
+    it reads the target's hidden states.
     """
     if draft.backbone.hidden_layers:
         raise OptionError(f"{PREFIX} needs a draft model, and {draft.name} is a head: leave it out")
@@ -74,10 +76,12 @@ def draft_answer(
         target.backbone, draft.backbone, recipe.view, recipe.shape, [Sampling()], max_new_tokens
     )
     common, banned = setup.shared_vocabulary()
+    # The target reads its prompt, and records its attention if the view chooses by it.
     target_prompts = target.backbone.prompts(inputs)
     target_prefills = Session(target.backbone, [Sampling()]).prefill(
         target_prompts, record=recipe.records_attention
     )
+    # The draft reads what the view keeps of its own prompt.
     readable_inputs = setup.draft_inputs(inputs if draft_inputs is None else draft_inputs)
     prompts = draft.backbone.prompts(readable_inputs, with_averaged_rows=setup.needs_averaged_rows)
     session = Session(
@@ -85,6 +89,7 @@ def draft_answer(
     )
     target_prefill = target_prefills[0].to(draft.backbone.device)
     session.prefill([recipe.view(target_prefill, prompts[0])])
+    # Each forward without a drafted tree gives one more token.
     ids: list[int] = []
     while len(ids) < max_new_tokens and not (ids and ids[-1] in end_ids):
         token = session.score({0: Tree()})[0].law(ROOT)

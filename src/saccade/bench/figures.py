@@ -30,6 +30,7 @@ AnswersByMethod = Mapping[str, Sequence[Answer]]
 
 MAX_POSITIONS = 12  # How many positions of a draft are drawn at most.
 HATCHES = ("", "///", "xxx", "++", "...", "\\\\\\", "oo")  # One per stage.
+# One per stage too; like the hatches, neighbouring stages differ.
 GREYS = ("#f0f0f0", "#d0d0d0", "#b8b8b8", "#f8f8f8", "#ffffff", "#e4e4e4", "#909090")
 
 
@@ -77,7 +78,8 @@ def speed_figure(by_method: AnswersByMethod) -> Figure | None:
                 ms=5,
                 capsize=2,
                 lw=1,
-                label=("whole answer" if is_whole else "decoding") if not row else None,
+                # The legend has each mark once, by its label in the first row.
+                label=("whole answer" if is_whole else "decoding") if row == 0 else None,
             )
     axis.axvline(1, color="black", lw=0.8, ls=":")
     _label_rows(axis, list(rows), "times as fast as plain decoding (ar)")
@@ -98,8 +100,8 @@ def stages_figure(by_method: AnswersByMethod) -> Figure | None:
     figure = _new_figure(len(rows))
     axis = figure.subplots()
     starts = [0.0] * len(rows)
-    for (label, seconds), hatch, grey in zip(STAGES.items(), HATCHES, GREYS, strict=True):
-        values = [mean(map(seconds, answers)) for answers in rows.values()]
+    for (label, seconds_of), hatch, grey in zip(STAGES.items(), HATCHES, GREYS, strict=True):
+        values = [mean(map(seconds_of, answers)) for answers in rows.values()]
         axis.barh(
             range(len(rows)),
             values,

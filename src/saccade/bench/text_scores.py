@@ -18,11 +18,11 @@ ROUGE_BETA = 1.2  # Above 1, so recall counts more; the value of the COCO captio
 METEOR_RECALL_WEIGHT = 0.9
 MAX_CHUNK_PENALTY = 0.5  # Where every matched word is a chunk by itself.
 CHUNK_PENALTY_EXPONENT = 3.0
-# A letter that may also be a word, such as "a", counts as an option only if punctuation or the end
-# of a line follows, as in "a)".
-_OPTION_ENDS = r"(?:[).:,]|\s*$|\s*\n)"
-# A letter is a word by itself, and not the beginning of one, as in "B's" and "X-ray".
-_WORD_ENDS = r"\b(?!['’]|-\w)"
+# What must follow a letter that may also be a word, such as "a": punctuation or the end of a line,
+# as in "a)".
+_END_OF_OPTION = r"(?:[).:,]|\s*$|\s*\n)"
+# What must follow any other letter. It must not begin a longer word, such as "B's" or "X-ray".
+_END_OF_WORD = r"\b(?!['’]|-\w)"
 ENGLISH_ENDINGS = ("ing", "edly", "ed", "es", "ly", "s")
 
 
@@ -58,19 +58,20 @@ def option_letter_match(answer: str, references: Sequence[str]) -> float:
 
 def _option_letter(answer: str) -> str | None:
     """Returns the capital of the option that an answer chooses; None where it chooses none."""
-    begins = rf"\s*\(?(?:([B-HJ-Z]){_WORD_ENDS}|([A-Za-z]){_OPTION_ENDS})"
-    match = re.match(begins, answer) or re.search(
-        rf"(?i:\banswer is):?\s+\(?(?:([A-Z])\b|([a-z]){_OPTION_ENDS})", answer
-    )
+    # "A" and "I" are words too, so they are not among the capitals [B-HJ-Z].
+    at_start = rf"\s*\(?(?:([B-HJ-Z]){_END_OF_WORD}|([A-Za-z]){_END_OF_OPTION})"
+    after_answer_is = rf"(?i:\banswer is):?\s+\(?(?:([A-Z])\b|([a-z]){_END_OF_OPTION})"
+    match = re.match(at_start, answer) or re.search(after_answer_is, answer)
     if match:
         return next(filter(None, match.groups())).upper()
-    lone_capital = rf"(?<!\w-)\b([B-HJ-Z]|[AI](?!['’]?\s*\w)){_WORD_ENDS}"
+    lone_capital = rf"(?<!\w-)\b([B-HJ-Z]|[AI](?!['’]?\s*\w)){_END_OF_WORD}"
     capitals: list[str] = re.findall(lone_capital, answer)
     return capitals[-1] if capitals else None
 
 
 def rouge_l(answer: str, references: Sequence[str]) -> float:
-    """Returns F of the longest common subsequence of words, for the best of the right answers."""
+    """Returns ROUGE-L for the best of the right answers: the F measure of precision and recall, by
+    the longest common subsequence of words."""
     return max((_rouge(split_words(answer), split_words(each)) for each in references), default=0.0)
 
 
@@ -153,9 +154,11 @@ def stem(word: str) -> str:
 
 
 def score(task: str, answer: str, references: Sequence[str]) -> Mapping[str, float]:
-    """Returns the scores that fit a task, none where answers cannot be judged.
+    """Returns the scores of an answer, by name, that fit a task.
 
-    The result is cached, because every method of a run writes the same answer.
+    The task is "choice" (an option's letter), "short" (a few words), "text" (which is not scored)
+    or anything else, which is scored as a caption. Without references there are no scores. The
+    result is cached, because every method of a run writes the same answer.
     """
     return _score(task, answer, tuple(references))
 

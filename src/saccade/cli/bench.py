@@ -161,8 +161,12 @@ def bench_report(
 
 
 def named_suites(names: str, data: Path | None) -> tuple[Suite, ...]:
-    """Returns the suites of comma-separated names: drawn ones, and papers' benchmarks that are
-    looked for in the folder ``data``. Raises OptionError for a name or files that are not there."""
+    """Returns the suites of comma-separated names.
+
+    A suite is one of our own, whose videos are drawn by ``saccade.world``, or a paper's benchmark,
+    whose files are looked for in the folder ``data`` (None: in the hub's cache). Raises OptionError
+    where there is no such suite, or where its files are missing.
+    """
     from saccade.bench.suites.search import open_dataset
     from saccade.world import demo_clips
 
@@ -184,9 +188,10 @@ def named_suites(names: str, data: Path | None) -> tuple[Suite, ...]:
 
 
 def _check_method_names(text: str, exact: bool = False) -> tuple[str, ...]:
-    """Returns the methods named between commas, other implementations among them.
+    """Returns the names in a list between commas, once all of them are known to be usable.
 
-    Raises SaccadeError for one that does not exist or cannot run.
+    A name stands for one of our methods, for the draft alone (``draft/view=...``) or for Hugging
+    Face's ``generate`` (``PEERS``). Raises SaccadeError for one that does not exist or cannot run.
     """
     from saccade.bench.draft_only import draft_only_recipe, is_draft_only
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from saccade.core.prompt import Inputs
     from saccade.inputs import Pair
     from saccade.inputs.media import FrameSampling
     from saccade.inputs.questions import Dialogue
@@ -33,6 +32,7 @@ RESET = "/reset"
 DOCUMENT = "/document"
 ADD = "/add"
 END_COMMANDS = ("", "exit", "quit", "/exit", "/quit")
+# What is printed for a line that is exactly one of these. A bare /document gets a hint.
 REPLIES = {
     RESET: "the questions and answers are forgotten; the video and the documents stay",
     DOCUMENT: "name a file of text: /document notes.txt",
@@ -41,33 +41,34 @@ REPLIES = {
     "/reset forgets the questions and answers; exit, or an empty line, ends the chat",
 }
 DOCUMENT_ADDED = (
-    "it and the whole conversation are read with the next question; questions and answers stay"
+    "the document and the whole conversation are read with the next question; questions and "
+    "answers stay"
 )
 NAME_A_FILE = "name a video, a picture or a text: /add second.mp4"
-FILE_ADDED = "it is read with the next question; what was read before stays"
+FILE_ADDED = "the file is read with the next question; what was read before stays"
 TRY_AGAIN = "ask again, or give /reset, which forgets the questions and answers"
 
 
 @dataclass
 class _Talk:
-    """The turns so far, and the subjects that come with the next question.
+    """The conversation so far, and what was given for the next question.
 
-    The subjects of a turn are the videos, pictures and documents that were given before its
-    question.
+    A *subject* is what a question is about: a video or picture, long texts, or both. A turn's
+    subjects are those that were given before its question.
     """
 
-    new: list[subjects.Subject]
+    new: list[subjects.Subject]  # the subjects that come with the next question
     # For each turn its subjects, its question and its answer.
     turns: list[tuple[list[subjects.Subject], str, str]] = field(default_factory=list)
 
-    def dialogue(self, question: str, new: Sequence[subjects.Subject]) -> Dialogue:
-        """Returns the dialogue of all turns and one more question with these subjects."""
+    def dialogue(self, question: str) -> Dialogue:
+        """Returns the dialogue of all turns and of one more question with the new subjects."""
         from saccade.inputs.questions import Dialogue
 
         dialogue = Dialogue()
         for turn_subjects, earlier, answer in self.turns:
             dialogue = dialogue.ask(earlier, **_merge_arguments(turn_subjects)).answer(answer)
-        return dialogue.ask(question, **_merge_arguments(new))
+        return dialogue.ask(question, **_merge_arguments(self.new))
 
     def finish(self, question: str, answer: str) -> None:
         """Adds a turn: the new subjects, the question and its answer."""
@@ -151,6 +152,7 @@ def chat(
     ) as conversation:
         while (question := _read_question(is_interactive)) not in END_COMMANDS:
             if question == RESET:
+                # Closing frees the caches. The conversation can go on, and reads everything again.
                 conversation.close()
                 talk.forget()
             if question in REPLIES:
@@ -166,22 +168,18 @@ def chat(
                     new_talk = _read_file(
                         talk, command, file_name, sampling, settings.target, not quiet
                     )
-                    # The length of the prompt is checked now. The next question is not known yet,
-                    # so the default question stands in for it.
-                    dialogue = new_talk.dialogue(command_options.QUESTION, new_talk.new)
-                    inputs, _ = pair.converse(dialogue)
-                    _check_length(pair, inputs)
+                    _check_length(pair, new_talk)
                 except SaccadeError as error:
                     err.print(str(error), style="yellow", markup=False, soft_wrap=True)
                     continue
                 talk = new_talk
                 if command == DOCUMENT:
-                    # Closing frees the caches, so the next question reads everything again. The
-                    # draft's view is then chosen with the new document.
+                    # The next question has to read everything again, because the document stands
+                    # at the start. The draft's view is then chosen with the document.
                     conversation.close()
                 err.print(DOCUMENT_ADDED if command == DOCUMENT else FILE_ADDED, markup=False)
                 continue
-            inputs, draft_inputs = pair.converse(talk.dialogue(question, talk.new))
+            inputs, draft_inputs = pair.converse(talk.dialogue(question))
             start_answer = partial(
                 conversation.stream,
                 inputs,
@@ -229,11 +227,15 @@ def _merge_arguments(several: Sequence[subjects.Subject]) -> dict[str, Any]:
     return merged
 
 
-def _check_length(pair: Pair, inputs: Inputs) -> None:
-    """Raises ModelError where a prompt is longer than the target reads."""
+def _check_length(pair: Pair, talk: _Talk) -> None:
+    """Raises ModelError where the prompt of the next question is longer than the target can read.
+
+    The next question is not known yet, so the default question stands in for it.
+    """
     from saccade.engine.request import Request
 
     target = pair.target.backbone
+    inputs, _ = pair.converse(talk.dialogue(command_options.QUESTION))
     Request.of(target, inputs).check_length(target)
 
 

@@ -67,6 +67,7 @@ class Costs:
         """Returns one request's part of the costs of forwards that ``requests`` share equally."""
         if requests == 1:
             return self
+        # These costs include the padding, so ``row_multiple`` becomes 1.
         target = [self.verify_together(requests, requests * rows) / requests for rows in self.rows]
         draft = (self.draft + (requests - 1) * self.extra_request_seconds[1]) / requests
         return replace(self, target=tuple(target), draft=draft, row_multiple=1)

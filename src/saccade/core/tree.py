@@ -1,4 +1,7 @@
-"""Trees of drafted tokens, and pure functions on them."""
+"""Trees of drafted tokens, and pure functions on them.
+
+A shape grows a tree, the target scores all its nodes in one forward, and ``verify`` accepts a path.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,11 @@ class Tree:
 
     **The rule of every shape: a drawn token stands.** Whether tokens are drawn below a node, and
     how many, may depend on laws and on the path down to that node, its own token included. It must
-    not depend on those draws themselves, nor on anything drawn after them. What the next draft
-    looks like may depend on laws and on tokens that were judged, never on a draw that was not
-    (proof: ``docs/lossless.md``; ``tests/laws`` holds shapes to it).
+    not depend on which tokens are drawn there, nor on anything drawn after them. For example, a
+    chain may stop after an unlikely token, but it must not draw a token, see that it is unlikely
+    and leave it out. What the next draft looks like may depend on laws and on tokens that the
+    target judged, never on drawn tokens that it did not judge (proof: ``docs/lossless.md``;
+    ``tests/laws`` holds shapes to it).
     """
 
     tokens: tuple[int, ...] = ()
@@ -121,12 +126,13 @@ def ancestors(parents: tuple[int, ...]) -> Bool[Tensor, "node node"]:
 
 
 def tree_mask(tree: Tree, cached_count: int, pending_count: int) -> Bool[Tensor, "new last"]:
-    """Returns which of the newest keys each row of a forward may attend to.
+    """Returns which of the newest keys each row of a forward may attend to. Older keys are not in
+    the mask, because all of its rows come after them.
 
     The columns are the ``pending_count`` last committed tokens, which had no keys before this
-    forward, and then the nodes of the tree. The rows are the same, without the first
-    ``cached_count`` nodes, which an earlier forward has scored. One of the two counts is always 0:
-    no node has been scored while committed tokens are pending.
+    forward, and then the nodes of the tree. The rows are the tokens that this forward scores: the
+    same ones, without the first ``cached_count`` nodes, which an earlier forward has scored. One of
+    the two counts is always 0: while committed tokens are pending, no node has been scored.
     """
     # The pending tokens are a chain, and the tree's first nodes follow the last of them. After two
     # pending tokens, a tree with the parents (-1, -1, 0) becomes (-1, 0, 1, 1, 2).

@@ -83,6 +83,8 @@ class Stream(Iterator[Round]):
         vision: ConversationVision | None = None,
     ) -> None:
         phase = on_phase or ignore_phase
+        # The old batch goes on if it has the same models and its caches can be continued. Otherwise
+        # a new one is made.
         has_same_models = batch is not None and (batch.target, batch.draft) == (target, draft)
         if batch is None or not has_same_models or not batch.try_continue(request, recipe, exact):
             old_batch = batch
@@ -123,7 +125,8 @@ class Stream(Iterator[Round]):
         """Prefills the media of the prompts without answering, so that a later turn with a question
         need not wait for them.
 
-        See :meth:`saccade.Conversation.read_ahead`.
+        It takes the place of iterating: call it on a new stream, which is closed afterwards. See
+        :meth:`saccade.Conversation.read_ahead`.
         """
         assert self.batch is not None, "the stream has begun already"
         self.closed = True
@@ -435,6 +438,8 @@ def generate(
     check_streamer(streamer)
     try:
         if is_called_by_transformers:
+            # Transformers does not pass on its own ``streamer=`` and ``assistant_model=``. They are
+            # taken from its call, which is found on the stack.
             transformers_call = current_transformers_call()
             if streamer is not None and transformers_call.streamer not in (None, streamer):
                 transformers_call.streamer.end()
@@ -466,11 +471,15 @@ def generate(
             scores.add(round)
             if streamer is not None:
                 streamer.put(torch.tensor(round.emitted))
-    finally:  # Otherwise a thread that iterates over the streamer would wait for ever.
+    finally:
+        # This also runs after an error. A thread that iterates over the streamer would wait for
+        # ever if ``end`` were never called.
         if streamer is not None:
             streamer.end()
     pad, copies = request.limits.pad, request.copies
-    # The answers to one request stand next to each other, as transformers returns them.
+    # Transformers returns the answers to one request next to each other. Ours stand as whole blocks
+    # of all requests: with two answers each to A and B they are A, B, A, B, so ``order`` is
+    # [0, 2, 1, 3].
     order = [copy * len(ids) + row for row in range(len(ids)) for copy in range(copies)]
     answers = [torch.tensor(rounds.results[number].ids, dtype=ids.dtype) for number in order]
     padded = nn.utils.rnn.pad_sequence(answers, batch_first=True, padding_value=float(pad))
@@ -496,9 +505,14 @@ def _read_call(
     assert isinstance(inputs, Tensor)
     resolved = _ResolvedCall.of(target, cast(CallArguments, arguments))
     request = Request.from_transformers(target, inputs, **resolved.request)
-    has_own_tower = resolved.draft is not None and not resolved.draft.shares_rows_with(target)
-    has_pixels = resolved.request.get("draft_inputs") is not None
-    if resolved.recipe.drafts and has_own_tower and not has_pixels and target.placeholders:
+    # A draft that cannot take the target's visual rows has to encode the pixels itself.
+    draft_needs_pixels = (
+        resolved.recipe.drafts
+        and resolved.draft is not None
+        and not resolved.draft.shares_rows_with(target)
+    )
+    has_draft_inputs = resolved.request.get("draft_inputs") is not None
+    if draft_needs_pixels and not has_draft_inputs and target.placeholders:
         raise OptionError(
             "transformers does not pass the pixels on, and this draft has a vision tower of "
             "its own: give draft_inputs= with the processor's output"

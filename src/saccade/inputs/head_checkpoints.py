@@ -1,4 +1,8 @@
-"""Finds and reads heads: those within a target's checkpoint, and those in folders of their own."""
+"""Finds and reads draft heads: small modules that draft from the target's hidden states.
+
+A target's checkpoint may bring a head for multi-token prediction (MTP). EAGLE-3 and DFlash heads
+are published in folders of their own.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,7 @@ class HeadKind:
     make: Callable[[Backbone, dict[str, Any], layouts.Tensors, str], Head]
     """(target, config's entries, tensors, name) -> the head."""
     count_footprint: Callable[[Mapping[str, Any], Any], Footprint]
-    """(config's entries, target's config) -> its footprint."""
+    """(config's entries, target's config) -> how large the head is, before it is loaded."""
 
 
 HEAD_KINDS = (
@@ -108,6 +112,7 @@ def load_own_head(name: str, target: Backbone) -> Head | None:
     except ModelError:
         return None
     try:
+        # Which file has which tensor, and which tensors are the head's.
         file_by_key: dict[str, Path] = {}
         for file in sorted(folder.glob("*.safetensors")):
             file_by_key |= dict.fromkeys(_keys(file), file)
@@ -115,6 +120,7 @@ def load_own_head(name: str, target: Backbone) -> Head | None:
         if match is None:
             return None
         layout, key_by_name = match
+        # Only the files that have some of them are opened.
         tensors: dict[str, Tensor] = {}
         for file in sorted({file_by_key[key] for key in key_by_name.values()}):
             with safe_open(file, framework="pt") as opened:

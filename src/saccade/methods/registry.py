@@ -1,8 +1,8 @@
-"""Collects all methods: those of this package, of installed packages and of the user's files.
+"""Collects all methods, and the views, shapes and other parts that methods are made of.
 
-Each file defines ``PROVIDES``, which says what it provides. A package names its module under the
-entry point group ``saccade.methods``. The user's own files are named in the environment variable
-``SACCADE_METHODS``.
+They come from files of this package, of installed packages and of the user. Each file defines
+``PROVIDES``, which says what it provides. A package names its module under the entry point group
+``saccade.methods``. The user's own files are named in the environment variable ``SACCADE_METHODS``.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _collect(entries: Callable[[Provides], Iterable[tuple[str, Any]]]) -> dict[str, Any]:
-    """Returns all entries of one kind, such as the recipes of all files, by name.
+    """Returns the entries of one kind from all files, such as all recipes, by name.
 
-    ``entries`` returns the (name, entry) pairs of that kind in what one file provides. Raises
-    MethodError for a name that occurs twice.
+    ``entries`` takes what one file provides, and returns its (name, entry) pairs of that kind.
+    Raises MethodError for a name that occurs twice.
     """
     table: dict[str, Any] = {}
     file_of: dict[str, str] = {}
@@ -106,7 +106,7 @@ def _collect(entries: Callable[[Provides], Iterable[tuple[str, Any]]]) -> dict[s
     return table
 
 
-PROVIDED = tuple(load_method_files())
+PROVIDED = tuple(load_method_files())  # (name of the file, what it provides) of every file.
 METHODS: dict[str, Recipe] = _collect(
     lambda provides: ((each.name, each) for each in provides.recipes)
 )

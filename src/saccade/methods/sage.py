@@ -43,7 +43,8 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Paths, grow_static
 from saccade.methods.specvlm import TREE, VIEW
 
-IMAGES = 0.2  # the share of an image that the draft sees; of a video SpecVLM's tenth (Sec. 5)
+# The draft sees this share of an image's tokens, and of a video's a tenth, as in SpecVLM (Sec. 5).
+IMAGES = 0.2
 
 Probabilities = Sequence[float]  # probabilities, likeliest first
 Range = tuple[int, int]  # least and most
@@ -195,6 +196,8 @@ class Sage(Shape):
             laws = likeliest(scores, [node for node, *_ in frontier], self.most_tokens)
             if level == 1:
                 reach = self.reach(state, laws[0][0])
+            # First all children that the rule allows on this level, as (P of the path down to the
+            # child, P of the child alone, parent, token).
             children: list[tuple[float, float, int, int]] = []
             for (parent, parent_path_p, parent_p), (probabilities, tokens) in zip(
                 frontier, laws, strict=True
@@ -203,6 +206,7 @@ class Sage(Shape):
                     level, parent_path_p, parent_p, probabilities
                 ):
                     children.append((path_probability, probabilities[rank], parent, tokens[rank]))
+            # Then the likeliest of them become nodes, as many as the tree has room for.
             children.sort(key=lambda entry: -entry[0])
             frontier = []
             for path_probability, p, parent, token in children[: self.nodes - len(tree)]:
@@ -213,11 +217,15 @@ class Sage(Shape):
         return tree
 
     def fold(self, state: SageState, round: Round) -> SageState:
-        """Changes the depth by at most one level, by the mean accepted length of the last rounds
-        (Sec. 3.3), and computes the next alpha from the probabilities at the root."""
+        """Returns the state after a round.
+
+        The mean accepted length of the last rounds changes the depth by at most one level (Sec.
+        3.3). The draft's law at the round's root decides how the next tree grows: see ``learn``.
+        """
         recent = (*state.recent, len(round.verdict.accepted))[-self.window :]
         mean = sum(recent) / len(recent)
-        (least, deepest), (low, high) = self.depth, self.moves
+        least, deepest = self.depth
+        low, high = self.moves
         max_levels = state.max_levels
         if mean < low:
             max_levels = max(least, max_levels - 1)

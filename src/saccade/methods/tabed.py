@@ -1,16 +1,19 @@
 """TABED: Test-Time Adaptive Ensemble Drafting for Robust Speculative Decoding in LVLMs.
 
-Lee et al., 2025. One draft model reads the prompt in several ways at once - M, multimodal; T, each
-video one newline; P, pooled 2x2; C, a caption - and what it drafts follows their weighted average:
+Lee et al., 2025. One draft model reads the prompt in several ways ("views") at once: M, all of it;
+T, its text, with a newline for each video or image; P, with its visual tokens pooled 2x2; C, with a
+caption for each. What it drafts follows the weighted average of the views' laws q_i:
 
     q(. ; w) = sum_i w_i q_i,   w fixed for a block of gamma = 5, equal for the first    (Alg. 1)
     MT*      w* = argmin of  sum_t D(p_t || q_t(. ; w)),   over all w in tenths that sum to 1
     MTCP*    w  = softmax([1/e_1, ..., 1/e_m]; tau),   e_i = sum_t D(p_t || q_t,i)     (App. B.2)
 
 t runs over the token positions verified so far, or the last h of them. The bonus token's position
-is not among them, because no view has a law there. D is KL, TVD, or a miss of the target's arg-max
-(with KL where these tie, as in the published runs of MT*). Both p and q are the models' own laws,
-before any sampling rule. From round to round only sums of D are kept, and no laws.
+is not among them, because no view has a law there. D is the KL divergence, the total variation
+distance (TVD), or 1 where the arg-max of q is not the target's and else 0. With the last of these,
+weights of equally many misses are compared by their KL, as in the published runs of MT*. Both p and
+q are the models' own laws, before any sampling rule. From round to round only sums of D are kept,
+and no laws.
 
 MTCP*'s published code takes softmax(log(1/e) / tau), so w is proportional to 1/e at tau = 1. Only
 the ratios of the errors count. With the equation as printed, the weights become equal as the sums
@@ -60,7 +63,7 @@ def misses(p: LogLaw, q: LogLaw) -> Tensor:
     return (p.argmax(-1) != q.argmax(-1)).double()
 
 
-# Where there are two functions, the second breaks ties of the first.
+# Where there are two functions, the second decides between candidates that tie by the first.
 DISTANCES: dict[Distance, tuple[Callable[[LogLaw, LogLaw], Tensor], ...]] = {
     "kl": (kl,),
     "tvd": (tvd,),
@@ -70,13 +73,17 @@ DISTANCES: dict[Distance, tuple[Callable[[LogLaw, LogLaw], Tensor], ...]] = {
 
 @dataclass(frozen=True)
 class History:
-    """The summed distances of each candidate, which is a view or a mixture of views. The columns
-    are the functions of ``DISTANCES``."""
+    """How far each candidate's laws have been from the target's.
 
-    total: Float[Tensor, "candidate column"]
-    recent: tuple[Float[Tensor, "candidate column"], ...] = ()  # by position, if there is a window
-    positions: int = 0
-    views: int = 0  # how many views the candidates of a grid mix
+    A candidate is a view, or for ``Grid`` a mixture of views. A column is a function of
+    ``DISTANCES``.
+    """
+
+    total: Float[Tensor, "candidate column"]  # the distances, summed over positions
+    # With a window, the distances at each position within it.
+    recent: tuple[Float[Tensor, "candidate column"], ...] = ()
+    positions: int = 0  # how many positions were added so far
+    views: int = 0  # for ``Grid``, how many views a candidate mixes
 
     def add(self, new: Float[Tensor, "position candidate column"], window: int | None) -> History:
         """Returns the history with the distances of new positions. With a ``window`` only the last
@@ -99,7 +106,7 @@ def distances(p: LogLaw, q: Float[Tensor, "candidate position vocab"], name: Dis
 
 @dataclass(frozen=True)
 class Equal(Weighting):
-    """Equal weights of all views: MT and MTCP."""
+    """Equal weights of all views: MT and MTCP. Its state is the number of views."""
 
     def start(self, views: int) -> int:
         return views
@@ -146,7 +153,8 @@ class Grid(Weighting):
 
     def fold(self, state: History, p: LogLaw, q: LogLaw) -> History:
         shares = torch.tensor(grid(state.views), device=q.device, dtype=q.dtype)
-        # Each product is [candidate view] x [view position vocab].
+        # The mixtures [candidate position vocab] are computed for a few candidates at a time, each
+        # as a product [candidate view] x [view position vocab].
         parts = shares.split(CANDIDATES_AT_ONCE)
         mixtures = (torch.tensordot(part, q.exp(), 1).log() for part in parts)
         new = torch.cat([distances(p, each, self.distance).cpu() for each in mixtures], 1)

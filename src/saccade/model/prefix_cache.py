@@ -1,4 +1,4 @@
-"""A cache of work that a later request need not do again, within a number of bytes.
+"""A cache of results that later requests use again, within a number of bytes.
 
 Four kinds of values share the bytes: decoded media, what processors computed from them (a server's
 request reader stores these two), the outputs of a vision tower, and the keys and values of prompts.
@@ -38,8 +38,8 @@ class PrefixCache:
     """Stores values by key, up to ``max_bytes``. Any thread may call it."""
 
     runs_separately = False
-    """Whether a vision tower runs new media one by one. Here it runs those that follow one another
-    in a prompt together, and their outputs are stored as one."""
+    """Whether a vision tower runs each new medium of a prompt by itself. With this cache it does
+    not: neighbouring new media run together, and their outputs are stored as one value."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -111,6 +111,7 @@ class PrefixCache:
         moved = dict(inputs)
         for name, value in inputs.items():
             is_pixels = isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1
+            # The digest of an inference tensor cannot be remembered, see ``_remembered_digest``.
             if is_pixels and value.device != device and not value.is_inference():
                 pixels = send_to_device(value, device)
                 moved[name] = pixels
@@ -162,20 +163,17 @@ class ModelPrefixes:
         best: CachedPrompt | None = None
         for key, value in self._prefix_cache.items():
             is_own = isinstance(value, CachedPrompt) and value.owner is self._owner
-            # A cache that drops keys behind its window cannot continue one that keeps all keys,
-            # nor the other way round.
-            if (
-                is_own
-                and value.cache.evicts_keys == cache.evicts_keys
-                and _has_hidden_states(value.cache, cache)
-                and _common_ids(value.ids, ids) > best_rows
-            ):
+            if not is_own or not _can_continue(value.cache, cache):
+                continue
+            # Ids are compared first, because that is cheaper than comparing embeddings.
+            if _common_ids(value.ids, ids) > best_rows:
                 rows = common_rows(value.prompt, prompt)
                 if rows > best_rows:
                     best_rows, best_key, best = rows, key, value
         if best is None:
             return 0, None
         self._prefix_cache.get(best_key)  # This marks it as used.
+        # A cache with recurrent states can be cut back to some lengths only.
         copied_rows = best.cache.nearest_length(min(best_rows, max_rows))
         cache.extend(best.cache, 0, copied_rows)
         return copied_rows, best_key
@@ -203,16 +201,26 @@ class ModelPrefixes:
         self._prefix_cache.put(copied, cached_prompt, copied.bytes + prompt_bytes)
 
 
-def _has_hidden_states(stored: Cache, cache: Cache) -> bool:
-    """Returns whether a stored prompt has the hidden states that a cache needs, if it needs any."""
+def _can_continue(stored: Cache, cache: Cache) -> bool:
+    """Returns whether a prompt in an empty cache can begin with rows of a stored one.
+
+    A cache that evicts the keys behind a window cannot continue one that keeps all keys, nor the
+    other way round. The stored one must have the hidden states that the cache needs, if any.
+    """
+    if stored.evicts_keys != cache.evicts_keys:
+        return False
     if cache.hidden is None:
         return True
     return stored.hidden is not None and stored.hidden.layers == cache.hidden.layers
 
 
 def common_rows(one: Prompt, other: Prompt) -> int:
-    """Returns how many leading rows of two prompts are equal: embeddings, positions, and what is
-    added to early layers."""
+    """Returns how many leading rows of two prompts are equal, so that their keys are equal too.
+
+    Rows are compared by their embeddings and positions, by whether they are visual, by deepstack
+    rows (which some models add to the visual rows of their first layers), by the last row that they
+    attend to, and by what else a model reads of each row (``Media.row_arguments``).
+    """
     length = min(len(one), len(other))
     equal = (one.embeds[:length] == other.embeds[:length]).all(-1)
     equal &= (one.positions[:, :length] == other.positions[:, :length]).all(0)
@@ -235,19 +243,19 @@ def common_rows(one: Prompt, other: Prompt) -> int:
 
 
 def _last_visible_rows(prompt: Prompt) -> Int[Tensor, " len"]:
-    """Returns the last row that each row of a prompt sees."""
+    """Returns the last row that each row of a prompt attends to; with causal attention, itself."""
     if prompt.media.last_visible_row is not None:
         return prompt.media.last_visible_row
     return torch.arange(len(prompt), device=prompt.embeds.device)
 
 
 def _row_ids(prompt: Prompt) -> Tensor:
-    """Returns the token ids of a prompt's rows, which are compared before its embeddings: that is
-    cheaper, and most prompts differ there."""
+    """Returns the token id of each row of a prompt."""
     return prompt.context[prompt.index]
 
 
 def _common_ids(one: Tensor, other: Tensor) -> int:
+    """Returns how many leading ids are equal."""
     length = min(len(one), len(other))
     return _leading_true(one[:length] == other[:length])
 

@@ -1,5 +1,7 @@
 """The JSON of requests for OpenAI's chat completions and plain-text completions.
 
+``responses_schema`` has the requests of OpenAI's Responses API, which become a ``ChatRequest``.
+
 Unknown fields are refused. docs/http.md lists the fields that are accepted and ignored, and the
 fields that are accepted only with a value that changes nothing, such as null.
 """
@@ -14,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from saccade.serve.formats.strict_json import parse_object
 
-MAX_STOP_STRINGS = 16
+MAX_STOP_STRINGS = 16  # Also the most ``stop_token_ids``.
 MAX_TOP_LOGPROBS = 20
 MAX_MIN_PIXELS = 1 << 22  # A client may have a small picture enlarged to so many pixels at most.
 # A lower temperature is greedy, since logits divided by it leave the range of floats.
@@ -149,8 +151,9 @@ class MediaPart(ClientObject, PixelLimits):
 
     @property
     def _nearest_limits(self) -> tuple[int | None, int | None]:
-        nearer = self.address
-        return nearer.min_pixels or self.min_pixels, nearer.max_pixels or self.max_pixels
+        """(min_pixels, max_pixels), each from the address object, or else from the part."""
+        inner = self.address
+        return inner.min_pixels or self.min_pixels, inner.max_pixels or self.max_pixels
 
     @model_validator(mode="after")
     def _check_nearest_limits(self) -> MediaPart:
@@ -388,8 +391,9 @@ class RequestFields(Strict):
     add_special_tokens: bool | None = None
 
     client_field_names: ClassVar[Mapping[str, str]] = {}
-    """The client's names of those fields of :attr:`completion_request` that it calls differently.
-    Errors use them."""
+    """What a client calls fields of the ``CompletionRequest`` that its request is turned into, by
+    our names; for example "messages" is "input" in the Responses API. Only fields whose names
+    differ are listed. Errors use the client's names."""
 
     @property
     def ignored_fields(self) -> frozenset[str]:
@@ -539,18 +543,18 @@ class ChatRequest(CompletionRequest):
         return self
 
     def frame_options_of(self, field: str) -> dict[str, Any]:
-        """Returns the frame options that the request gives in ``field``, which is
-        ``media_io_kwargs`` or ``mm_processor_kwargs``."""
+        """Returns the options that choose a video's frames, as the request gives them in
+        ``field``: "media_io_kwargs" or "mm_processor_kwargs"."""
         video = None if self.media_io_kwargs is None else self.media_io_kwargs.video
         options = {"media_io_kwargs": video, "mm_processor_kwargs": self.mm_processor_kwargs}[field]
         return {} if options is None else options.frame_options
 
     @property
     def continues_last_message(self) -> bool:
-        """Whether the answer goes on from the last message, which is then the assistant's.
+        """Whether the answer continues the text of the last message, which is the assistant's.
 
-        After an assistant's message it does so, unless ``continue_final_message`` is false or
-        ``add_generation_prompt`` is true.
+        ``continue_final_message`` decides. If it is not given, an assistant's message is continued,
+        except with ``add_generation_prompt``, which asks for a new message.
         """
         if self.continue_final_message is not None:
             return self.continue_final_message

@@ -1,6 +1,7 @@
-"""The layout of a page that watches a video as if it were live.
+"""The layout of the page of ``saccade ui --watch``, which watches a video as if it were live.
 
-What happens when a button is clicked is in ``watching``.
+Its buttons call ``watching.Watchers``, which plays one video at a time and answers questions about
+it.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def build_watch_page(model: Model, settings: PageSettings) -> gr.Blocks:
     def stop(request: gr.Request) -> None:
         watchers.stop(str(request.session_hash))
 
+    # Every 600 seconds, gradio deletes uploaded files that are older than 3600 seconds.
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
         add_head(TITLE, ABOUT, settings)
         with gr.Row():
@@ -68,6 +70,8 @@ def build_watch_page(model: Model, settings: PageSettings) -> gr.Blocks:
         error_view = gr.HTML("", elem_id="sac-error", js_on_load=None)
         conversation_view = gr.HTML("", elem_id="sac-said", js_on_load=None)
         options: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+        # The values that ``start`` returns are shown in these views, in this order, and those of
+        # ``ask`` in ``answer_views``.
         start_views = [error_view, frames_view, conversation_view]
         watch_button.click(start, [upload, window], start_views, **options)
         stop_button.click(stop, **options)
@@ -76,4 +80,4 @@ def build_watch_page(model: Model, settings: PageSettings) -> gr.Blocks:
         gr.on(ask_events, ask, question, answer_views, concurrency_limit=1, **options)
         gr.Timer(REFRESH_SECONDS).tick(latest_frames, None, frames_view, queue=False, **options)
         page.unload(stop)
-    return page.queue(max_size=16)
+    return page.queue(max_size=16)  # At most 16 clicks wait for their turn.

@@ -51,8 +51,8 @@ class Draft(plugin.RunnerAware):
         self._options = draft_options.read_options(config, os.environ, self._max_length)
         self._view = self._options.resolve_view()
         self._proposer: Proposer | None = None  # None before a model is loaded and after a failure.
-        # Whether vLLM's rows of the vision tower equal the draft's own; None until some were
-        # compared.
+        # Whether vLLM's vision tower of the target gives the rows that the draft's own gives. None
+        # until the rows of one prompt were compared.
         self._rows_are_alike: bool | None = None
         self._has_warned_of_pruning = False
         self._reserve: Tensor | None = None  # It keeps memory free, see ``load_model``.
@@ -119,9 +119,10 @@ class Draft(plugin.RunnerAware):
             self._proposer.forget_all_except(names)
             if self._attention_watch is not None:
                 self._attention_watch.forget_ended()
-            # A row that emitted nothing has read a part of its prompt. A row that read the end of
-            # one has emitted its first token, and the proposer sees that it is new. A row near the
-            # longest length is missing too, which leaves this forward's seconds uncounted.
+            # A row that emitted nothing has read a part of its prompt, and is not in ``requests``.
+            # A row that read the last part has emitted its first token. It is in ``requests``, and
+            # the proposer sees that it is new. A row near the longest length is left out as well,
+            # so where there is one, the forward's seconds do not count as the cost of decoding.
             decoding_only = len(requests) == len(names)
             drafts = self._proposer.propose(list(requests.values()), decoding_only=decoding_only)
             for row, each in requests.items():
@@ -179,7 +180,8 @@ class Draft(plugin.RunnerAware):
         # rows alone, so the attention to the ``fixed`` rows (newlines of pictures) is left out.
         is_from_tower = prompt.visual | prompt.fixed
         is_visual = prompt.visual[is_from_tower]
-        # Softmax mass over all keys, and the same over the visual keys alone: see ``Prefill``.
+        # The attention that each visual key got, with the softmax over all keys (mass) and over the
+        # visual keys alone (relevance).
         mass, relevance = (each[..., is_visual] for each in attention)
         return replace(_without_target(prompt), mass=mass, relevance=relevance)
 
@@ -227,11 +229,12 @@ class Draft(plugin.RunnerAware):
     def _make_prompt(
         self, inputs: Inputs, rows: Tensor | None, *, have_pixels: bool
     ) -> Prompt | None:
-        """Makes the prompt from the target's visual rows, or else from the pixels.
+        """Makes the draft's prompt from the target's visual rows, or else from the pixels.
 
         ``rows`` are the output of the target's vision tower, or None. They are used only after an
-        earlier prompt has shown that they equal those of the draft's own tower. Until then, and
-        without them, the draft's tower reads the pixels. Returns None where those are gone.
+        earlier prompt has shown that the draft's own tower gives equal rows. Until then, and where
+        there are no ``rows``, the draft's tower reads the pixels. Returns None where it would have
+        to and vLLM has dropped the pixels.
         """
         model = self._loaded.backbone
         if rows is not None and self._rows_are_alike:

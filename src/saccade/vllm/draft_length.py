@@ -2,13 +2,14 @@
 
 A round over ``n`` requests that each draft ``k`` tokens yields n (1 + a + ... + a^k) tokens, where
 a is the acceptance rate. It costs a target forward of n (1 + k) rows, and k forwards of the draft,
-each for all n requests. R is the highest number of tokens a second over all ``k``. One more token
-is drafted while
+each for all n requests. R is the tokens a second of the best ``k``. One more drafted token of a
+request takes d/n + t seconds, where d are the seconds of a forward of the draft, shared by the n
+requests, and t those of one more row in the target's forward. It is drafted while it yields more
+tokens than these seconds would yield at the rate R:
 
     P(it and all tokens before it are accepted)  >  R x (d/n + t)
 
-where d are the seconds of a forward of the draft, and t those of one more row in the target's
-forward. P comes from the draft's confidence, scaled by how well that has predicted acceptance.
+P comes from the draft's confidence, scaled by how well that has predicted acceptance.
 Seconds are measured as rounds go by, because nobody knows beforehand how many requests share a
 forward. A drafted token is the draft's arg-max and never a sample, so a draft's length may depend
 on measured times. That changes neither a greedy answer nor the distribution of a sampled one.
@@ -35,7 +36,10 @@ MIN_SPEEDUP = 1.03  # Nothing is drafted if the expected speedup over plain deco
 
 # Before any verdict it is as if one token of confidence 0.9 had been judged, 0.8 of it accepted.
 # So the acceptance rate begins at 0.8, and confidences are first multiplied by 0.8/0.9.
-PRIOR = Acceptance(FadingMean(0.8, 1.0), FadingMean(0.8, 0.9))
+PRIOR = Acceptance(
+    accepted=FadingMean(total=0.8, weight=1.0),
+    calibration=FadingMean(total=0.8, weight=0.9),
+)
 
 
 def update_acceptance(
@@ -62,7 +66,7 @@ class DraftPlan:
     """How long drafts may get in a round, and the probability at which they stop."""
 
     length: int  # The most tokens of a draft.
-    # A token is drafted only if the probability that it and all before it are accepted is higher.
+    # A token is drafted only if P(it and all tokens before it are accepted) is above this.
     min_probability: float = 0.0
     acceptance: Acceptance = PRIOR  # It turns the draft's confidence into that probability.
 
@@ -105,9 +109,10 @@ class RoundCosts:
         drafting = self.draft.at(length) if length else 0.0
         return tokens / max(1e-9, self.target.at(requests * (1 + length)) + drafting)
 
-    def after_drafting(self, levels: int, seconds: float) -> RoundCosts:
-        """Returns the costs after a draft of ``levels`` forwards, or of none."""
-        if not levels:
+    def after_drafting(self, forwards: int, seconds: float) -> RoundCosts:
+        """Returns the costs after a round whose draft took so many forwards and seconds; both are 0
+        in a round without a draft."""
+        if not forwards:
             return replace(self, rounds=self.rounds + 1, pause=self.pause.after_plain_round())
         # A draft that was expected to pay resets the pause. One after a whole pause was a retry, so
         # the next pause is twice as long.
@@ -116,7 +121,7 @@ class RoundCosts:
             length = min(MAX_RETRY_ROUNDS, 2 * self.pause.length)
         return replace(
             self,
-            draft=self.draft.fold(levels, seconds),
+            draft=self.draft.fold(forwards, seconds),
             rounds=self.rounds + 1,
             pause=Pause(length),
         )

@@ -15,7 +15,8 @@ from saccade.model.families import KINDS, Kind
 
 
 def group_batches(features: Sequence[Any]) -> list[Mapping[str, Any]]:
-    """Returns what vLLM would call its model's encoder with: keyword arguments, batch by batch."""
+    """Returns a request's media as vLLM gives them to its model's encoder: one mapping of keyword
+    arguments for each batch of media."""
     from vllm.multimodal.utils import group_and_batch_mm_kwargs
 
     items = [(feature.modality, feature.data) for feature in features]
@@ -64,10 +65,10 @@ def draft_inputs(
 def _token_kinds(
     row: Int[Tensor, "1 len"], placeholders: Mapping[int, Kind], processor: Any
 ) -> Int[Tensor, "1 len"]:
-    """Returns 0 for text, and the number of its kind of medium for every placeholder.
+    """Returns the kind of each token by its number: 0 is text, 1 an image, 2 a video, 3 audio.
 
-    The processor is asked if it can tell, because an id alone may not: in GLM's prompts the
-    placeholders of videos are those of pictures.
+    The processor is asked if it can tell. An id alone may not: in GLM's prompts the placeholders of
+    videos are those of pictures.
     """
     if isinstance(processor, ProcessorMixin):
         return torch.tensor(processor.create_mm_token_type_ids(row.tolist()))

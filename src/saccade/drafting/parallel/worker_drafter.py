@@ -1,11 +1,14 @@
 """A drafter whose model works in a process of its own, while the target works (PEARL, HIPPO).
 
+Here is the side of the *parent*, the process with the target. ``child`` has the code of the draft's
+process. The two exchange messages: the parent sends what was committed and how long each draft may
+get, and the child sends every token that it drafts.
+
 **Where the process fails, the tokens it drew still stand.** Its failure may depend on what it drew
 (NaN after one token, a crash, a step without end). Dropping a drawn token, so that the target alone
 draws in its place, would bend the target's law. The process publishes each token before it computes
-anything from it (``child``). Where it fails, the parent kills it first, then receives everything
-that it published, and passes that on with the error (``DraftFailed``). The target verifies all of
-it.
+anything from it. Where the process fails, the parent kills it first, then receives all tokens that
+it published, and passes them on with the error (``DraftFailed``). The target verifies all of them.
 """
 
 from __future__ import annotations
@@ -42,12 +45,12 @@ from saccade.drafting.shapes.policies import Chain
 
 log = logging.getLogger(__name__)
 
-# The target waits this long for the next token before it gives the draft up.
+# A greedy target waits this long for the next token before it gives the draft up.
 TOKEN_PATIENCE_SECONDS = 2.0
-# It waits this long for the draft's prefill and for its CUDA graph captures. When sampling, it
-# waits this long for any token.
+# The target waits this long for the draft's prefill and for its CUDA graph captures. When sampling,
+# it waits this long for any token.
 READING_PATIENCE_SECONDS = 60.0
-# For long prompts it waits longer than that, by the time of a prefill at this speed.
+# The draft's prefill may take longer by the time that reading the prompts takes at this speed.
 MIN_PREFILL_TOKENS_PER_SECOND = 1000.0
 
 
@@ -58,10 +61,13 @@ class DraftState:
     chain: Tree = Tree()  # the drafted tokens after the committed text
     next_count: int | None = None  # tokens of the next proposal; None before the first proposal
     limit: int = HEAD_START_TOKENS  # how many tokens the chain may have
-    epoch: int = 0  # how many commits and turns the draft was sent
-    # Tokens of earlier epochs follow another text than the committed one, and are ignored.
+    # How many commits and turns the draft was sent. Each of its tokens comes with the epoch in
+    # which it was drafted.
+    epoch: int = 0
+    # The first epoch whose tokens follow the committed text. Tokens of earlier ones are ignored:
+    # they follow a token that was rejected meanwhile, or an earlier turn.
     valid_from: int = 0
-    paused: bool = False  # whether the shape has stopped after the last token
+    paused: bool = False  # whether the shape has stopped after the chain's last token
 
     def can_propose(self, count: int) -> bool:
         """Returns whether a proposal of ``count`` tokens need not wait for the draft: the chain has
@@ -97,11 +103,13 @@ class WorkerDrafter(Drafter, ParallelWork):
         self._inputs: Inputs = {}
         self._captioning: Captioning | None = None
         self._drafts = {i: DraftState() for i in range(len(setup.rules))}
-        # By request, the tokens that were emitted since the last message, and how many drafted
-        # tokens after them are verified next; None drops the draft, because one was rejected.
+        # By request, the tokens that were emitted since commits were sent last, and how many
+        # drafted tokens after them are verified next. In place of that number, None tells the draft
+        # to start anew, because a token was rejected.
         self._unsent_commits: dict[int, tuple[list[int], int | None]] = {}
         self._ready_sent_at = time.monotonic()
-        self._visual_tokens: dict[int, int] | None = None  # None until the draft is ready
+        # By request, how many visual tokens the draft reads. None until it has read its prompts.
+        self._visual_tokens: dict[int, int] | None = None
         self._lending: Lending | None = None
         self._failure: Exception | None = None  # If set, nothing more is drafted.
         # On a CPU the two processes share the caller's threads while the draft works.
@@ -129,10 +137,13 @@ class WorkerDrafter(Drafter, ParallelWork):
         """Prepares for these sampling rules."""
         self._samples = any(rule.sample for rule in rules)
         if self._samples:
-            # A seed must give the same answer on a busy machine, unless the draft has died.
+            # A seed must give the same answer on a busy machine, so the target does not give up a
+            # draft that is merely slow.
             self._patience = max(READING_PATIENCE_SECONDS, self._patience)
         if self._samples and self._laws is None:
-            slots = 4 * self._length + 8  # more than are ever in use at once
+            # A token's law stays in its slot until the token is verified. There are more slots than
+            # tokens of a request that may be unverified at once.
+            slots = 4 * self._length + 8
             self._laws = SharedTensor((len(rules), slots, self._vocab))
 
     @contextmanager
@@ -151,6 +162,8 @@ class WorkerDrafter(Drafter, ParallelWork):
                 torch.set_num_threads(before)
 
     def encode(self, inputs: Inputs) -> None:
+        """Starts the draft's job. A draft that takes the target's visual rows has to wait for
+        ``prefill``; any other is sent its own inputs now."""
         self._lending = lend(self._model)
         self._inputs = inputs
         job = Job(
@@ -169,6 +182,8 @@ class WorkerDrafter(Drafter, ParallelWork):
             self._worker.send("prefill", None, dict(self._setup.draft_inputs(inputs)))
 
     def prefill(self, prompts: Sequence[Prompt]) -> None:
+        """Sends the prompts to a draft that takes the target's visual rows. It begins to read them
+        now if its view can choose before the target's prefill has ended."""
         if self._shares_rows:
             if self._starts_early:
                 self._begin_sharing_threads()
@@ -194,8 +209,8 @@ class WorkerDrafter(Drafter, ParallelWork):
         """
         self._receive()
         if self._samples:
-            self._wait(lambda: self._visual_tokens is not None, self._reading_patience)
-        if self._visual_tokens is not None:
+            self._wait(lambda: self._has_read_prompts, self._reading_patience)
+        if self._has_read_prompts:
             self._send_commits()
         drafts = {request: self._drafts[request] for request in states}
         limits = {}
@@ -206,7 +221,7 @@ class WorkerDrafter(Drafter, ParallelWork):
                 draft.limit = limits[request] = draft.next_count + self._length
         if limits:
             self._send("limit", limits)
-        if self._visual_tokens is not None:
+        if self._has_read_prompts:
             wanted_counts = [(draft, draft.next_count or 0) for draft in drafts.values()]
             self._wait(
                 lambda: all(draft.can_propose(count) for draft, count in wanted_counts),
@@ -224,7 +239,7 @@ class WorkerDrafter(Drafter, ParallelWork):
         for request, tree in in_flight.items():
             self._drafts[request].limit = len(tree) + self._length
         self._receive()
-        if self._visual_tokens is None:
+        if not self._has_read_prompts:
             waited = time.monotonic() - self._ready_sent_at
             if self._failure is None and waited > self._reading_patience:
                 self._give_up(self._reading_patience)
@@ -247,7 +262,10 @@ class WorkerDrafter(Drafter, ParallelWork):
             # Before the first proposal nothing was in flight: this is the prefill's own token.
             is_before_proposals = draft.next_count is None
             unsent, next_count = self._unsent_commits.get(request, ([], 0))
-            if draft.chain.tokens[:count] == tuple(new) and next_count is not None:
+            # The drafted tokens after the emitted ones still hold if the emitted ones are the first
+            # of the chain, and no earlier commit that is yet to be sent drops the draft.
+            draft_still_holds = draft.chain.tokens[:count] == tuple(new) and next_count is not None
+            if draft_still_holds:
                 draft.chain = chain_without_first(draft.chain, count)
                 draft.paused = draft.paused and len(draft.chain) > 0  # The child does the same.
                 # All tokens that the chain may have after the committed ones are verified next. If
@@ -255,6 +273,7 @@ class WorkerDrafter(Drafter, ParallelWork):
                 next_count = 0 if is_before_proposals else max(0, draft.limit - count)
             else:
                 draft.chain = Tree()
+                # The draft starts anew when it is sent this commit, which begins the next epoch.
                 draft.valid_from = draft.epoch + 1
                 draft.paused = False
                 next_count = None
@@ -263,7 +282,7 @@ class WorkerDrafter(Drafter, ParallelWork):
                 draft.limit = draft.next_count + self._length
             self._unsent_commits[request] = [*unsent, *new], next_count
         self._receive()
-        if self._visual_tokens is not None:  # Commits wait while the draft still reads its prompt.
+        if self._has_read_prompts:  # Until then commits wait.
             self._send_commits()
         self._raise_if_failed()
 
@@ -312,6 +331,11 @@ class WorkerDrafter(Drafter, ParallelWork):
         if self._lending is None:
             raise DraftError("the draft process was never started")
         return self._lending.worker
+
+    @property
+    def _has_read_prompts(self) -> bool:
+        """Whether the draft has read its prompts, which it reports by the message "ready"."""
+        return self._visual_tokens is not None
 
     def _begin_sharing_threads(self) -> None:
         """Leaves the draft its part of the threads from now on, if the two share them at all."""

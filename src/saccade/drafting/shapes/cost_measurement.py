@@ -1,6 +1,8 @@
 """Measures what forwards of a target and a draft cost on this machine.
 
-The numbers are kept on disk: they are measured once per machine, pair of models and context length.
+Shapes decide by these costs how far to draft, and ``affordable_share`` decides by them how much of
+a prompt a draft reads. The numbers are kept on disk: they are measured once per machine, pair of
+models and context length.
 """
 
 from __future__ import annotations
@@ -29,11 +31,12 @@ from saccade.model.session import Session, session_of
 
 log = logging.getLogger(__name__)
 
-# Forwards of these numbers of rows are timed, the most telling numbers first.
+# Forwards of these numbers of rows are timed, the most telling numbers first. A row is a token that
+# a forward scores.
 ROW_COUNTS = (1, 8, 26, 4, 16, 2, 12, 6, 20, 3, 10)
 FIRST_ROW_COUNTS = 3  # This many of them are timed however slow the model is.
-# Seconds for timing all row counts. A timing of fewer forwards gets its share of this, because
-# an answer waits for it.
+# The time for timing forwards of all row counts. If only some are timed, they get their share of
+# it, because an answer waits meanwhile.
 TIMING_SECONDS = 0.6
 MIN_REPEATS = 2  # Every forward is timed at least this many times.
 MAX_REPEATS = 10  # Every forward is timed at most this many times.
@@ -44,7 +47,7 @@ ANSWERS_BEFORE_ALL_POINTS = 8  # After this many answers all row counts are wort
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.05)  # Shares of a prompt that a draft may read.
 MAX_STEP_SLOWDOWN = 1.1  # A draft's step may take this many times as long as its quickest one.
 MAX_PREFILL_SHARE = 0.1  # The draft's prefill may take this share of the target's.
-PROBE_KEYS = 64  # The context of a short forward that shows how busy the machine is.
+PROBE_KEYS = 64  # The context of the probe, a short forward that shows how busy the machine is.
 # Measuring is skipped where it would take longer than both this share of the answer's expected
 # time and ``UNNOTICED_SECONDS``. Costs are estimated then, and rounds may correct them.
 MAX_MEASURING_SHARE = 0.03
@@ -52,8 +55,8 @@ UNNOTICED_SECONDS = 0.3
 MEASURING_FORWARDS = 20  # A first measurement takes about as long as so many forwards of one row.
 # How fast a forward of one row is assumed to read weights and keys, where costs are estimated.
 EXPECTED_BYTES_PER_SECOND = {"cpu": 1e10, "cuda": 2e12}
-# Costs are measured again if the probe, a short forward, took more than this many times as long
-# then as it does now: the machine was busy then.
+# Stored costs are measured again if the probe took more than this many times as long when they were
+# measured as it takes now, because then the machine was busy when they were measured.
 BUSY_SLOWDOWN = 1.25
 _MEASUREMENTS = MeasurementFile("costs.json")
 _ESTIMATED: set[str] = set()  # Keys of costs that this process estimates and never measures.
@@ -115,6 +118,7 @@ def _load_or_measure(
         one_row_seconds = estimated["target"][0]
         max_seconds = max(UNNOTICED_SECONDS, MAX_MEASURING_SHARE * answer_tokens * one_row_seconds)
         if MEASURING_FORWARDS * one_row_seconds > max_seconds:
+            # Measuring would take too long. Stored costs are used unchecked, if there are any.
             if key not in _ESTIMATED and stored is not None and _is_complete(stored):
                 _IN_USE[key] = stored
                 return stored
@@ -137,7 +141,8 @@ def _load_or_measure(
 
 
 def _estimate(target: Backbone, draft: Backbone, context: int) -> dict[str, Any]:
-    """Returns seconds by name as :func:`_measure` does, estimated by the bytes forwards read."""
+    """Returns seconds by name as :func:`_measure` does, estimated by the bytes that forwards
+    read."""
 
     def seconds(model: Backbone, keys: int) -> float:
         step_bytes = model.step_bytes + keys * model.token_bytes
@@ -159,8 +164,9 @@ def _estimate(target: Backbone, draft: Backbone, context: int) -> dict[str, Any]
 class CorrectedCosts:
     """Loads and saves the costs of a pair as the rounds of earlier answers have corrected them.
 
-    They include the acceptance rate, which depends on the draft's weights. So the key contains a
-    sample of the weights, and another draft with the same config has an entry of its own.
+    These costs include the acceptance rate, which depends on the draft's weights. So their key in
+    the file contains a sample of the weights: a draft with the same config and other weights has
+    costs of its own.
     """
 
     def __init__(self, target: Backbone, draft: Backbone, context: int, draft_context: int) -> None:
@@ -209,6 +215,7 @@ def _measure(
     * "probe" has short forwards of the target and of the draft, by which a later process notices
       that the machine was busy.
     """
+    # A forward of one row, and of a few other numbers of rows, shows how slow the target is.
     first = ROW_COUNTS[:FIRST_ROW_COUNTS]  # They begin with one row.
     probes = [(PROBE_KEYS, 1), (PROBE_KEYS, MANY_REQUESTS)]
     probe_seconds, many_rows_seconds, *times = _time_forwards(
@@ -216,15 +223,18 @@ def _measure(
     )
     one_row_seconds = times[0]
     steps = [probe_seconds, one_row_seconds]
-    # Timing a slow model at all row counts would take minutes.
-    count = int(TIMING_SECONDS / (MIN_REPEATS * MANY_ROWS_FACTOR * one_row_seconds))
-    rows = sorted(ROW_COUNTS if all_points else ROW_COUNTS[: max(FIRST_ROW_COUNTS, count)])
+    # A slow target is timed at as few row counts as there is time for: all would take minutes.
+    affordable_count = int(TIMING_SECONDS / (MIN_REPEATS * MANY_ROWS_FACTOR * one_row_seconds))
+    count = len(ROW_COUNTS) if all_points else max(FIRST_ROW_COUNTS, affordable_count)
+    rows = sorted(ROW_COUNTS[:count])
     by_rows = dict(zip(first, times, strict=True))
     if len(rows) > FIRST_ROW_COUNTS:
         times = _time_forwards(target, [(context, each) for each in rows])
         by_rows = dict(zip(rows, times, strict=True))
-    # Noise must not make more rows look cheaper than fewer.
+    # Noise must not make more rows look cheaper than fewer, so each number of rows takes the least
+    # seconds that it or any larger number took: 5, 7, 6 become 5, 6, 6.
     seconds = [min(by_rows[each] for each in rows[place:]) for place in range(len(rows))]
+    # What another request costs, and the draft's steps.
     (requests_seconds,) = _time_forwards(target, [(PROBE_KEYS, 1)], MANY_REQUESTS)
     draft_steps, draft_requests_seconds = steps, requests_seconds
     if draft is not target:
@@ -288,15 +298,16 @@ def affordable_share(
 ) -> float:
     """Returns the largest share of a prompt of ``context`` tokens that a draft reads cheaply.
 
-    It is one of ``SHARES``, and the smallest of them if none is cheap.
-    A step over that share takes at most ``MAX_STEP_SLOWDOWN`` times as long as the quickest step
-    over any share, and the draft's prefill at most ``MAX_PREFILL_SHARE`` of the target's. A draft
-    with ``reads_target_keys`` needs no prefill: it is the target itself, perhaps with rounded
-    weights.
+    It is one of ``SHARES``, and the smallest of them if none is cheap. A share is cheap if a step
+    over it takes at most ``MAX_STEP_SLOWDOWN`` times as long as the quickest step over any share,
+    and the draft's prefill at most ``MAX_PREFILL_SHARE`` of the target's. A draft with
+    ``reads_target_keys`` needs no prefill: it is the target itself, perhaps with rounded weights.
+    The other arguments are those of :func:`measure_costs`.
     """
     largest = 1.0
     if not reads_target_keys:
         # The time of a prefill is taken to be proportional to the model's weights and the tokens.
+        # For example, a draft with a tenth of the target's weights may read the whole prompt.
         largest = MAX_PREFILL_SHARE * _count_weights(target) / _count_weights(draft)
     measured = _load_or_measure(target, draft, context, phase, answer_tokens)
     times = [_draft_step_seconds(measured, context, int(share * context)) for share in SHARES]
@@ -307,7 +318,8 @@ def affordable_share(
 
 @once
 def _count_weights(model: Backbone) -> int:
-    """Returns how many weights a prompt's token is multiplied with."""
+    """Returns how many weights a token of a prompt is multiplied with, on which the time of a
+    prefill depends."""
     return families.weights_per_token(model.text.layers, model.config)
 
 
@@ -389,6 +401,6 @@ def _sample_weights(model: Backbone) -> str:
 
 def _facts(model: Backbone) -> tuple[object, ...]:
     """Returns everything about a model that its costs depend on."""
-    kind = str(model.config.to_dict()), str(model.dtype), str(model.device)
+    described = str(model.config.to_dict()), str(model.dtype), str(model.device)
     gpu = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else None
-    return (*kind, is_capturing_worthwhile(model), gpu, str(model.rounding))
+    return (*described, is_capturing_worthwhile(model), gpu, str(model.rounding))

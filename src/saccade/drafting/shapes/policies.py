@@ -1,5 +1,7 @@
 """Fixed shapes of a draft: chains, static trees and best-first trees.
 
+``CostedShape`` and ``confidence`` are for shapes in other files that decide how far to draft.
+
 A growing draft is a generator. It yields the tree to be scored, is sent the scores, and returns the
 finished tree, so the caller may score the trees of many requests together.
 """
@@ -58,7 +60,11 @@ class Chain(Shape):
 
     @property
     def offers(self) -> Capabilities:
-        """A derived chain that grows in a way of its own, or stops by itself, offers less."""
+        """The capabilities that the drafter and the schedule may rely on.
+
+        A derived class that overrides ``grow`` cannot be grown one token at a time
+        (``NEXT_TOKEN``). One that overrides ``goes_on`` has no fixed length (``FIXED_LENGTH``).
+        """
         return capabilities_that_hold(
             {
                 Capability.FIXED_FORM: True,
@@ -98,11 +104,12 @@ class Chain(Shape):
 
 
 def confidence(scores: Scores, node: int, law: Law | None) -> float:
-    """Returns the draft's probability of the token after ``node``.
+    """Returns how sure the draft is of the token after ``node``: the token's probability by it.
 
-    When greedy, that token is ``law``, or the draft's likeliest one if ``law`` is None. When
-    sampling, this is the expected probability of the token that will be drawn, sum q^2, so that it
-    does not depend on the draw.
+    ``law`` is the draft's law after ``node``. When greedy it is the id of the token that will be
+    drafted; None stands for the draft's likeliest token. When sampling it is a tensor q. The result
+    is then the expected probability of the token that will be drawn, sum q^2, which does not depend
+    on the draw.
     """
     if isinstance(law, Tensor):
         return float(law.square().sum())
@@ -249,7 +256,8 @@ def grow_static(paths: Paths) -> Growing:
     """Grows a static tree of top-k ranks, one level per draft forward."""
     tree = Tree()
     node_of: dict[tuple[int, ...], int] = {(): ROOT}
-    levels = max((len(path) for path in paths), default=1)  # An empty tree scores its root too.
+    # Without paths the root is scored all the same, so that a shape can learn from its law.
+    levels = max((len(path) for path in paths), default=1)
     for depth in range(1, levels + 1):
         level = sorted(path for path in paths if len(path) == depth and path[:-1] in node_of)
         scores: Scores = yield tree

@@ -1,12 +1,14 @@
-"""How published checkpoints name the tensors of a head, as data.
+"""How published checkpoints name the tensors of a draft head, and what our modules call them.
 
-Two layouts are part of the target's own checkpoint: ``mtp.*`` (Qwen3-Next, Qwen3.5) and the layer
-after the last one (``model.layers.N.eh_proj``: DeepSeek-V3, GLM-4.5, GLM-4.6V).
+Some targets bring a head in their own checkpoint, for multi-token prediction (MTP). It is stored as
+``mtp.*`` (Qwen3-Next, Qwen3.5) or as the layer after the last one (``model.layers.N.eh_proj``:
+DeepSeek-V3, GLM-4.5, GLM-4.6V).
 
-EAGLE-3 and DFlash heads are checkpoints of their own. The decoder layer of an EAGLE-3 head is
-``midlayer.*`` with AngelSlim and SpecForge, and ``layers.0.*`` with speculators. The modules that
-read the hidden states in a DFlash head have other names (``encoder.*``) with transformers' own
-class than with z-lab and speculators.
+EAGLE-3 and DFlash heads are checkpoints of their own, with names that depend on the library that
+saved them. The decoder layer of an EAGLE-3 head is ``midlayer.*`` with AngelSlim and SpecForge, and
+``layers.0.*`` with speculators. In a DFlash head, the modules that read the target's hidden states
+are ``encoder.*`` with transformers' own class (``MuseGlimmerAssistantModel``), and ``fc.*`` and
+``hidden_norm.*`` with z-lab and speculators.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ MTP_LAYOUTS: tuple[MtpLayout, ...] = (
             "norm_hidden.weight": "hnorm.weight",
             "norm.weight": "shared_head.norm.weight",
         },
-        layer="",
+        layer="",  # The head is itself a layer, so its decoder layer's names have no prefix.
         shared=("shared_head.head.", "embed_tokens."),
         next_step_reads_normed=False,
         zeroes_first_embedding=True,
@@ -129,11 +131,12 @@ _STACKED_MATRICES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("do
 
 
 def stack_experts(tensors: dict[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
-    """Returns the tensors with those of single experts stacked, where ``names`` has them stacked.
+    """Returns the tensors of a layer, in which the weights of single experts are stacked if the
+    layer's parameters, whose names are ``names``, are stacked.
 
-    Checkpoints have ``experts.3.gate_proj.weight``; layers of transformers have
-    ``experts.gate_up_proj`` [expert, gate and up, dim] and ``experts.down_proj``. ``names`` are
-    those of the layer's parameters.
+    For example, checkpoints have ``experts.3.gate_proj.weight`` and ``experts.3.up_proj.weight``
+    for each expert. Layers of transformers have one ``experts.gate_up_proj`` for all of them
+    [expert, gate and up, dim].
     """
     stacked = dict(tensors)
     for name in names:
@@ -152,7 +155,8 @@ def stack_experts(tensors: dict[str, Tensor], names: Collection[str]) -> dict[st
 
 EAGLE3_ARCHITECTURES = re.compile("eagle3", re.IGNORECASE)
 EAGLE3_LAYER = re.compile(r"^(?:model\.)?(?:midlayer|layers\.0)\.")
-# ``t2d`` says which of the target's ids the head knows, which follows from ``d2t``.
+# ``t2d`` says which of the target's ids the head knows, which follows from ``d2t``. ``verifier_*``
+# are the target's own tensors: speculators calls the target the verifier.
 IGNORED_HEAD_TENSORS = re.compile(r"^(?:model\.)?(?:t2d$|verifier_|rotary_emb\.)")
 
 
@@ -186,10 +190,12 @@ def dflash_parts(tensors: Tensors) -> dict[str, Tensor]:
 
 
 def add_id_map(parts: dict[str, Tensor], target_vocab: int, name: str) -> None:
-    """Makes sure that the parts of a head say which of the target's ids its own ids are (``d2t``).
+    """Makes sure that the parts of a head have a valid ``d2t``, the map from its ids to the
+    target's.
 
-    Where they do not say so, both have the same ids. Raises ModelError where the two vocabularies
-    then have different sizes, and where ``d2t`` does not lead from each id to one of the target's.
+    ``d2t`` holds differences: the head's id i is the target's id ``i + d2t[i]``. A head without it
+    has the target's ids, so it gets zeros. Raises ModelError where such a head has another number
+    of ids than the target, and where ``d2t`` does not lead from each id to one of the target's.
     """
     draft_vocab = parts["lm_head.weight"].shape[0]
     if "d2t" not in parts:

@@ -35,8 +35,8 @@ class Marks:
     closing_id: int | None = None
 
     def start_after(self, prompt_end: str) -> Start:
-        """Returns whether an answer begins within reasoning, after a prompt that ends in this
-        text."""
+        """Returns how an answer begins after a prompt that ends in this text: within reasoning
+        ("open"), perhaps with it ("possible"), or without it ("closed")."""
         end = prompt_end.rstrip()
         if end.endswith(self.opening):
             return "open"
@@ -105,8 +105,9 @@ class Reasoning:
             return "", text
         marks, stripped = self.marks, text.lstrip()
         begins_with_mark = stripped.startswith(marks.opening)
-        if not is_complete and not begins_with_mark and marks.opening.startswith(stripped):
-            return "", ""  # The text so far may be the beginning of the mark.
+        is_part_of_mark = marks.opening.startswith(stripped) and not begins_with_mark
+        if is_part_of_mark and not is_complete:
+            return "", ""  # Later tokens may complete the mark.
         if not begins_with_mark and self.start == "possible":
             return "", text
         body = stripped[len(marks.opening) :] if begins_with_mark else text
@@ -148,8 +149,8 @@ class GrammarAfterReasoning:
     opening_id: int
     closing_id: int
     is_open: bool  # Whether the prompt ends within reasoning.
-    end_ids: tuple[int, ...]
-    vocab: int
+    end_ids: tuple[int, ...]  # The ids that end an answer, which are not allowed within reasoning.
+    vocab: int  # The number of ids, which is the length of a mask.
 
     def __call__(self, answer: Sequence[int]) -> Bool[Tensor, " vocab"] | None:
         """Returns a mask of the tokens that may come next; None where all may."""

@@ -1,6 +1,8 @@
-"""Trains a draft phase by phase, each a run of the Hugging Face Trainer; resumable.
+"""Trains a draft for a target: the work of ``saccade train-draft``.
 
-This module knows nothing of the command line.
+The draft is a model of its own or an EAGLE-3 head. A recipe has phases, each of which is one run of
+the Hugging Face Trainer and trains some parts of the draft. A run that was interrupted can be
+resumed.
 """
 
 from __future__ import annotations
@@ -38,11 +40,14 @@ from saccade.world.train_draft.trainer import OnProgress, PhaseRun, make_trainer
 # What a run writes into the draft's folder: a file of its settings and results, and a folder of the
 # checkpoints from which it can be resumed.
 STATE, CHECKPOINTS = "train-draft.json", "checkpoints"
-EMBEDDED_SIZES = (192, 1024, 96)  # Hidden size, vocabulary, and the vision tower's hidden size.
+# Hidden size, vocabulary, and the vision tower's hidden size of the target that is part of this
+# package. For a target of these sizes, a fresh draft begins with random weights.
+EMBEDDED_SIZES = (192, 1024, 96)
 
 
 def make_untrained_model(config: Any, seed: int) -> Any:
-    """Returns a model of the embedded family with random weights, in fp32."""
+    """Returns a model with random weights in fp32, of the family of the pair that is part of this
+    package (Qwen2.5-VL)."""
     torch.manual_seed(seed)
     model = Qwen2_5_VLForConditionalGeneration(config).float().train()
     # Weights whose output is added to the residual stream are smaller in deeper models, as in GPT-2
@@ -52,6 +57,7 @@ def make_untrained_model(config: Any, seed: int) -> Any:
     for name, p in model.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight", "attn.proj.weight")):
             nn.init.normal_(p, std=output_std)
+        # In the vision tower the spread follows from a weight's number of inputs.
         elif "visual" in name and p.ndim == 2:
             nn.init.normal_(p, std=0.5 * p.shape[1] ** -0.5)
         elif name.endswith("patch_embed.proj.weight"):
@@ -60,7 +66,12 @@ def make_untrained_model(config: Any, seed: int) -> Any:
 
 
 def make_starting_draft(target: Loaded, recipe: DraftRecipe, settings: Settings) -> Loaded:
-    """Returns the draft before training: the one that is named, or a fresh one."""
+    """Returns the draft before training: the one that the settings name, or else a fresh one.
+
+    For a target of ``EMBEDDED_SIZES`` a fresh draft has random weights and the target's vision
+    tower. For any other target, or if the settings choose its parts, it is assembled from a
+    published language model and a vision tower.
+    """
     if settings.draft is not None:
         draft = load(settings.draft, dtype="float32", fused=False)
         check_pair(target, draft)
@@ -100,10 +111,12 @@ def train_draft(
     on_progress: OnProgress = lambda phase, done, total, loss: None,
     save_every_s: float = 60.0,
 ) -> dict[str, Any]:
-    """Trains a draft into the checkpoint folder ``out``; returns what was done, phase by phase.
+    """Trains a draft and saves it as a checkpoint in the folder ``out``.
 
-    ``on_progress`` takes (phase, samples done, samples in all, last loss). With ``resume`` the run
-    continues bit for bit from the last checkpoint, saved at least every ``save_every_s`` seconds.
+    Returns the settings and, under "phases", what each phase did; both are also written into the
+    folder. ``on_progress`` takes (phase, samples done, samples in all, last loss). With ``resume``
+    the run continues bit for bit from the last checkpoint, saved at least every ``save_every_s``
+    seconds.
     """
     recipe = _check_settings(settings)
     state = _read_state(out, settings, resume)
@@ -200,7 +213,10 @@ class HeadTraining(Training):
 
 
 def _run(phase_run: PhaseRun, training: Training, on_progress: OnProgress) -> dict[str, Any]:
-    """Runs one phase, from its last checkpoint if it has one."""
+    """Runs one phase, from its last checkpoint if it has one, and returns what it did.
+
+    "loss_last" is the mean over the last tenth of the losses that were logged.
+    """
     trainer: Any = training.trainer(phase_run, on_progress)
     trainer.train(resume_from_checkpoint=_last_checkpoint(phase_run.checkpoints))
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -229,7 +245,7 @@ def _check_settings(settings: Settings) -> DraftRecipe:
     recipe = select_recipe(settings.recipe, settings.phases)
     if recipe.unroll_steps:
         eagle3.check_settings(settings)
-    share_steps(settings.steps, recipe.phases)
+    share_steps(settings.steps, recipe.phases)  # This raises if there are too few steps.
     if not 0 <= settings.distill <= 1:
         raise OptionError(f"--distill {settings.distill} is not a weight between 0 and 1")
     if not 0 <= settings.drop_visual <= 1:
