@@ -68,7 +68,7 @@ def caption(
     from saccade.corpus import json_lines
 
     settings = run_setup.resolve_settings(models, loading, method)
-    shard_place = json_lines.parse_shard(shard)
+    shard_place = json_lines.parse_shard(shard)  # (index from 0, number of shards)
     prepare(settings.threads, verbose)
     from saccade.corpus import caption_run
     from saccade.corpus import manifest as manifests
@@ -82,6 +82,7 @@ def caption(
         exact=exact,
     )
 
+    # This loads models, so ``run_jobs`` calls it only if a video has no row yet.
     def make_answerer() -> AnswerJobs:
         if ray is not None:
             from saccade.corpus.cluster import answer_on_cluster
@@ -103,7 +104,7 @@ def caption(
             make_answerer,
             batch=batch,
             retry=retry_errors,
-            on_progress=lambda now: say(str(now), now.done == now.whole),
+            on_progress=lambda current: say(str(current), current.done == current.whole),
         )
     if as_json:
         typer.echo(json.dumps({"out": str(path), **asdict(progress)}))

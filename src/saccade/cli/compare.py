@@ -113,13 +113,14 @@ def compare(
 class Comparison:
     """The result of a comparison, and the JSON of `compare` and `demo`.
 
-    ``about`` has what was measured and on which device, and ``rows`` a row for each method.
+    ``about`` says what was measured and on which device. ``rows`` has a row of the table for each
+    method (a :class:`saccade.bench.comparison.Summary`), and ``results`` its last answer.
     """
 
     about: dict[str, Any]
     rows: dict[str, Any]
     results: dict[str, Result]
-    answer: str
+    answer: str  # The text that plain decoding gave.
     warning: str | None = None  # Why the times may be wrong.
 
     def json(self) -> dict[str, Any]:
@@ -227,6 +228,7 @@ def compare_methods(
             on_run_end=progress.end_run,
             **run_options,
         )
+    # The times may be wrong if other programs were busy, or if plain decoding varied a lot.
     warning = watch.warning([run.decode for run in outcome.runs[BASELINE]])
     results = outcome.last_results()
     baseline = results[BASELINE]

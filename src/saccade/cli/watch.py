@@ -103,7 +103,8 @@ def watch(
                 answer(last_time)
                 last_question_time = last_time
                 # If several questions were due before this frame, only one was asked. With one
-                # every 5 s, the last due at 5 s and a frame at 17 s, the next is due at 20 s.
+                # every 5 s, a frame at 4 s and the next frame at 17 s, the questions due at 5, 10
+                # and 15 s are asked as one, and the next is due at 20 s.
                 missed_questions = (time - next_question) // every
                 next_question += every * (1 + missed_questions)
             live.append(frame, time)

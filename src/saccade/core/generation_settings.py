@@ -172,9 +172,10 @@ def merge_settings(
 ) -> GenerationConfig:
     """Returns the model's generation config, or the caller's, with the caller's settings over it.
 
-    A setting of None counts as not given, so the config's value stays. ``generate`` would erase it.
-    ``supported_by_caller`` are settings of ``UNSUPPORTED_SETTINGS`` that the caller of this
-    function supports. Raises OptionError naming a setting that is unknown, wrong or not supported.
+    A setting of None counts as not given, so the config's value stays, while Transformers'
+    ``generate`` would replace it with None. ``supported_by_caller`` are settings of
+    ``UNSUPPORTED_SETTINGS`` that the caller of this function supports. Raises OptionError naming a
+    setting that is unknown, wrong or not supported.
     """
     if not isinstance(generation_config, GenerationConfig | None):
         kind = type(generation_config).__name__
@@ -227,12 +228,12 @@ def _check_sampling(config: GenerationConfig, overrides: Mapping[str, Any]) -> N
 def returned_settings(config: GenerationConfig) -> frozenset[str]:
     """Returns which of ``RETURN_SETTINGS`` are on. Raises OptionError where scores or logits are
     asked for without ``return_dict_in_generate``, since a tensor of ids has no place for them."""
-    present = frozenset(name for name in RETURN_SETTINGS if getattr(config, name, None))
-    if present and "return_dict_in_generate" not in present:
+    turned_on = frozenset(name for name in RETURN_SETTINGS if getattr(config, name, None))
+    if turned_on and "return_dict_in_generate" not in turned_on:
         raise OptionError(
-            f"{min(present)}=True needs return_dict_in_generate=True, which returns more than ids"
+            f"{min(turned_on)}=True needs return_dict_in_generate=True, which returns more than ids"
         )
-    return present
+    return turned_on
 
 
 def sequence_count(config: GenerationConfig) -> int:
@@ -357,17 +358,18 @@ def sampling_rules(
 ) -> list[Sampling]:
     """Returns each request's sampling rules, for answers up to ``length`` tokens.
 
-    ``contexts`` are the ids of each prompt, ``extra`` the caller's own logits processors, and
-    ``allowed`` is its ``prefix_allowed_tokens_fn``. Hugging Face makes the list of processors from
-    these, the config and the two penalties of :class:`GeneratedTokenPenalties`. The penalties are
-    applied before temperature and truncation. Raises OptionError where transformers refuses the
-    settings.
+    ``contexts`` are the ids of each prompt. ``extra`` are the caller's own logits processors, and
+    ``allowed`` is the caller's ``prefix_allowed_tokens_fn``. Transformers' own code makes the list
+    of logits processors, from the config and these. It gets the presence and frequency penalties as
+    one more processor, which it applies before temperature and truncation. Raises OptionError where
+    Transformers refuses the settings.
     """
     rules = []
     seed = secrets.randbits(63) if seed is None else seed
     own_processors = copy_processors(extra or (), len(contexts))
     for request, context in enumerate(contexts):
         request_config = copy.copy(config)
+        # Some processors act at the end of the longest possible text (forced_eos_token_id).
         request_config.max_length = len(context) + length
         # Each request is a batch of one row here.
         request_config.num_beams = request_config.num_return_sequences = 1
@@ -455,8 +457,12 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 def answer_limits(
     config: GenerationConfig, longest: int, criteria: Sequence[Any] = ()
 ) -> StopConditions:
-    """Returns where answers stop. ``longest`` is the longest prompt in tokens, which
-    ``max_length`` includes. Raises OptionError where nothing is left for the answer."""
+    """Returns where answers stop.
+
+    ``longest`` is how many tokens the longest prompt has. ``config.max_length`` counts these and
+    the answer's. ``criteria`` are the caller's stopping criteria. Raises OptionError where nothing
+    is left for the answer.
+    """
     length = config.max_new_tokens
     if length is None:
         length = MAX_NEW_TOKENS if config.max_length is None else config.max_length - longest

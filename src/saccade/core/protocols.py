@@ -1,6 +1,7 @@
-"""The interfaces of the parts of a method: views, shapes, drafters, sessions.
+"""The interfaces of the parts of a method (views, shapes, drafters, schedules) and of sessions.
 
-A new part derives from its class here and overrides what is not the default.
+A new part derives from its class here and overrides what is not the default. A session runs a
+model's forwards for the requests of one call.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Repetition:
 
 @dataclass(frozen=True)
 class Refresh:
-    """When and by what a view chooses the draft's keys again during an answer.
+    """How a view chooses again, during an answer, which of the target's keys the draft attends to.
 
     It chooses again every ``every`` rounds, by the target's attention from the last ``rows`` tokens
     that the target verified. The attention on keys that the draft already has is multiplied by
@@ -61,7 +62,8 @@ class KeyUpdates:
     refresh: Refresh | None = None  # If given, the view chooses again during the answer.
     sinks: int | None = None
     """If given, the draft always attends to this many first rows of the prompt (attention sinks).
-    The rows after them are a sliding window."""
+    The rows after them are a sliding window: as the answer grows, the draft drops the first of
+    them."""
 
 
 @dataclass(frozen=True)
@@ -173,10 +175,10 @@ class Shape(Learner, ABC):
     on which tokens these draws give, nor on anything drawn later. ``Tree`` has the whole rule.
     """
 
-    # A family of shapes is written ``NAME-...``. The law tests run its examples.
+    # A family of shapes has a parameter, which follows its name: ``chain-5`` is of family "chain".
     family: ClassVar[str] = ""
-    usage: ClassVar[str] = ""
-    examples: ClassVar[tuple[str, ...]] = ()
+    usage: ClassVar[str] = ""  # How it is written, for lists and errors: "chain-N".
+    examples: ClassVar[tuple[str, ...]] = ()  # Parameters that the law tests run, such as "4".
 
     @classmethod
     def parse(cls, text: str) -> Shape:
@@ -190,7 +192,7 @@ class Shape(Learner, ABC):
 
     @property
     def branches(self) -> bool:
-        """Whether a token may get siblings; else every draft is a chain."""
+        """Whether a drafted token may have siblings. If not, every draft is a chain."""
         return True
 
     @property
@@ -214,8 +216,9 @@ class Shape(Learner, ABC):
         return self
 
     def copy(self, state: State, repetition: Repetition) -> Tree | None:
-        """Returns a draft that repeats the text, without a forward of the draft model; None where
-        growing a draft is worth more. It is called for shapes that offer ``Capability.COPIES``."""
+        """Returns a draft of the first tokens of ``repetition``, made without a forward of the
+        draft model; None where growing a draft is worth more. It is called for shapes that offer
+        ``Capability.COPIES``."""
         return None
 
     def as_chains(self) -> Shape:
@@ -251,14 +254,16 @@ class Shape(Learner, ABC):
 
 @dataclass(frozen=True)
 class Growth:
-    """The growing drafts of one drafter.
+    """The drafts that one drafter has to grow, for a caller that grows those of several drafters.
 
-    Where other drafters use the same model, one forward scores the drafts of all of them.
+    Where these use the same model, one forward a step scores the drafts of all of them.
     """
 
-    session: Any  # a ``model.session.Session``
+    session: Any  # the drafter's ``model.session.Session``, whose forwards score the drafts
     drafts: Mapping[int, Growing]  # by request
-    last_scores: dict[int, Scores]  # filled with each request's last scores
+    last_scores: dict[int, Scores]
+    """By request, the scores of the last step. The caller fills this in, and the drafter reads
+    it."""
     finish: Callable[[dict[int, Tree]], dict[int, Tree]] = lambda trees: trees
     """Is called with the trees once they have grown, and returns the trees to propose."""
 
@@ -363,8 +368,8 @@ class Drafter(ABC):
         """Takes the results of the target's prefill; afterwards the drafter can propose.
 
         With ``earlier`` the prompts continue those of earlier turns by new media, and only what
-        is new needs to be read. It is None unless :attr:`can_add_media`. Returns the seconds that
-        the drafter's own prefill made the target wait.
+        is new needs to be read. Only a drafter that :attr:`can_add_media` is given ``earlier``.
+        Returns the seconds that the target waited for the drafter's own prefill.
         """
         return 0.0
 
@@ -384,8 +389,8 @@ class Drafter(ABC):
         ...
 
     def start_growth(self, states: Mapping[int, State]) -> Growth | None:
-        """Returns what ``propose`` would grow, to share forwards with other drafters; None where
-        it shares none."""
+        """Returns the drafts that ``propose`` would grow, for the caller to grow them together with
+        those of other drafters; None where this drafter does not share its forwards."""
         return None
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
@@ -404,11 +409,16 @@ class Drafter(ABC):
 
 @runtime_checkable
 class Scoring(Protocol):
-    """A session as schedules and drafters use it; the cache-free oracle is one too."""
+    """A session as schedules and drafters use it. In tests an oracle without a cache takes its
+    place."""
 
-    def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]: ...
+    def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
+        """Returns a model's scores after the text and after each node of its tree, by request."""
+        ...
 
-    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None: ...
+    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        """Adds emitted tokens to the texts, by request."""
+        ...
 
 
 Cut = Callable[[int, Sequence[int]], tuple[int, FinishReason | None]]

@@ -1,4 +1,9 @@
-"""Names to recipes and back: ``NAME/axis=value/...``, for example ``specvlm/shape=chain-7``."""
+"""Turns the name of a method into its recipe, and a recipe into words.
+
+A name is written ``NAME/axis=value/...``, for example ``specvlm/shape=chain-7``. NAME is a
+registered method, and each ``axis=value`` overrides one choice of it. An axis is one of the four
+parts of a recipe (drafter, view, shape, schedule), or a setting of a part, such as ``keep``.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +60,8 @@ def resolve(name: str) -> Recipe:
 
 
 def choices(recipe: Recipe) -> dict[str, str]:
-    """Returns a recipe as the values of its axes, as an override writes them. Axes at their
-    default are left out."""
+    """Returns the value of each axis in a recipe, as an override writes it. Axes at their default
+    are left out."""
     if not recipe.drafts:
         return {"drafter": "none"}
     values = {axis: kind.describe(recipe) for axis, kind in AXES.items()}
@@ -159,7 +164,8 @@ class ScheduleChoice(Axis):
 
 @dataclass(frozen=True)
 class CommonSetting(ViewSetting):
-    """A setting of the views that the package comes with; a refusal names those that have it."""
+    """A setting that several registered views have, such as ``keep``. If it is given for another
+    view, the error lists the views that have it."""
 
     def refusal(self, parts: Parts) -> str:
         able = ", ".join(name for name, view in VIEWS.items() if any(self._owners(view)))
@@ -179,8 +185,9 @@ class KeepSetting(CommonSetting):
 class WeightsSetting(Setting):
     """The rule by which an ensemble weighs its views.
 
-    The axis ``tau`` sets a field of the same rule. :meth:`read` returns the rule with the defaults
-    of such fields, because :func:`_spell_weights` looks for a named rule that equals it.
+    Such a rule may have fields that other axes set: ``tau`` is the temperature of the rule
+    ``inverse``. :meth:`read` returns the rule with the defaults of these fields, because
+    :func:`_spell_weights` finds the rule's name by comparing it with each named rule.
     """
 
     def read(self, owner: Ensemble) -> Weighting:
@@ -199,7 +206,7 @@ def _parse_word(words: Sequence[str], axis: str, value: str) -> str:
 
 
 def _parse_weights(axis: str, value: str) -> Weighting:
-    """Parses KIND, or KIND-N for a window of the last N positions."""
+    """Parses KIND, or KIND-N for a rule that learns from the last N verified positions alone."""
     # KIND may contain a "-": "inverse-tvd" has no window, and "inverse-tvd-8" one of 8 positions.
     kind, _, last = value.rpartition("-")
     window = read_digits(last) if kind else None
@@ -210,6 +217,7 @@ def _parse_weights(axis: str, value: str) -> Weighting:
 
 
 def _spell_weights(rule: Weighting) -> str:
+    """Returns a rule as an override writes it: KIND or KIND-N."""
     name = next((name for name, make in WEIGHTINGS.items() if make(rule.window) == rule), None)
     if name is None:  # A recipe may have a rule that no word stands for.
         return type(rule).__name__.lower()

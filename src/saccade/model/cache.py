@@ -26,7 +26,9 @@ from saccade.model.hidden_states import HiddenStates
 from saccade.model.recurrent import LayerStates
 from saccade.model.window_rule import KeyWindow
 
-ROWS_TO_CUT_BACK = 64  # Eviction keeps the keys that cutting back so many tokens needs.
+# Up to this many of the last tokens can always be rolled back: eviction keeps the keys that the
+# windows need then.
+ROWS_TO_CUT_BACK = 64
 TURNS_WITH_SAVED_WINDOWS = 2  # The windows at the starts of so many latest turns are saved.
 # A request keeps at most so many copies of a window: one for each of the last turns, and three in
 # its prompt, at the end of the pictures, somewhat before the prompt's end, and at its end.
@@ -43,7 +45,8 @@ class LayerRows:
 
 
 def rows_of_window(window: KeyWindow, forward_rows: int) -> int:
-    """Returns how many rows a layer has room for if it evicts the keys behind its window."""
+    """Returns how many rows a layer has room for if it evicts the keys behind its window. A forward
+    writes at most ``forward_rows`` rows."""
     return window.size + ROWS_TO_CUT_BACK + forward_rows
 
 
@@ -264,6 +267,7 @@ class Cache:
         if length < self._first_length:
             if length and length not in self._saved_windows:
                 raise ValueError(f"the keys before token {length} were evicted")
+            # Some rows that are needed are gone, so the saved window takes the place of all rows.
             for layer, rows in self._window_rows_at(length).items():
                 self._replace_rows(layer, rows)
         self._saved_windows = {n: each for n, each in self._saved_windows.items() if n <= length}
@@ -444,11 +448,12 @@ class Cache:
         old_rows: Int[Tensor, "layer kv_head kept"],
         new_rows: Int[Tensor, "layer kv_head kept"],
     ) -> Int[Tensor, "layer kv_head kept"]:
-        """Makes this cache hold copies of ``new_rows`` of the source instead of its ``old_rows``.
+        """Changes which rows of the source this cache holds copies of.
 
-        Rows that are in both sets stay where they are, and each new row takes the place of one that
-        leaves. That is allowed because attention does not depend on the order of keys. Returns
-        which row of the source is in each place now.
+        ``old_rows`` says for each layer, head and place which row of the source is there now.
+        ``new_rows`` are those that are wanted, in any order. Rows that are in both stay where they
+        are, and each other new row takes the place of one that leaves. That is allowed because
+        attention does not depend on the order of keys. Returns which row is in each place then.
         """
         size = int(torch.maximum(old_rows.max(), new_rows.max())) + 1
         is_new = torch.zeros(*old_rows.shape[:2], size, dtype=torch.bool, device=old_rows.device)
@@ -456,18 +461,20 @@ class Cache:
         is_new.scatter_(-1, new_rows, True)
         # The places whose rows leave. In a head with the old rows 2, 5, 7 and the new rows 2, 7, 9
         # row 5 leaves place 1, and row 9 takes that place.
-        layer, head, place = (~is_new.gather(-1, old_rows)).nonzero(as_tuple=True)
+        layers, heads, places = (~is_new.gather(-1, old_rows)).nonzero(as_tuple=True)
         # In each head as many rows arrive as leave. Both lists are ordered by layer and head.
         arriving = new_rows[~is_old.gather(-1, new_rows)]
-        for number, count in enumerate(torch.bincount(layer, minlength=len(old_rows)).tolist()):
-            at = (layer == number).nonzero().squeeze(-1) if count else layer[:0]
-            device = self.keys[number].device
-            to = head[at].to(device), place[at].to(device)
-            origin = head[at].to(device), arriving[at].to(device)
-            self.keys[number][to] = source.keys[number][origin]
-            self.values[number][to] = source.values[number][origin]
+        counts = torch.bincount(layers, minlength=len(old_rows)).tolist()
+        for layer, count in enumerate(counts):
+            # The entries of the lists that belong to this layer.
+            own = (layers == layer).nonzero().squeeze(-1) if count else layers[:0]
+            device = self.keys[layer].device
+            to = heads[own].to(device), places[own].to(device)
+            origin = heads[own].to(device), arriving[own].to(device)
+            self.keys[layer][to] = source.keys[layer][origin]
+            self.values[layer][to] = source.values[layer][origin]
         rows_by_place = old_rows.clone()
-        rows_by_place[layer, head, place] = arriving
+        rows_by_place[layers, heads, places] = arriving
         return rows_by_place
 
     def extend(self, source: Cache, start: int, stop: int, at: int | None = None) -> None:
@@ -521,10 +528,11 @@ def as_slice(columns: Int[Tensor, " column"]) -> slice | Int[Tensor, " column"]:
 
 
 class Pages:
-    """Rows of a cache, the ``source``, cut into pages of a few rows.
+    """Rows of the target's cache, the ``source``, in pages of a few rows each, for a draft that
+    reads few of them.
 
-    At each step of a draft, the step's queries choose the few pages to whose mean keys they attend
-    the most. Of all pages only those are read, from copies in the draft's own cache.
+    At each step of the draft, the step's queries choose the pages to whose mean keys they attend
+    the most. Only these are copied into the first rows of the draft's own cache, and read there.
     """
 
     def __init__(self, source: Cache, paged: Paged, layers: int) -> None:
@@ -548,10 +556,11 @@ class Pages:
         bias: Float[Tensor, "rows last"] | None,
         scale: float,
     ) -> Float[Tensor, "head new head_dim"]:
-        """Attends with each of a few rows over the pages that its own queries choose.
+        """Attends row by row: over the pages that the row's queries choose, and over the other rows
+        of the draft's ``cache``.
 
-        ``keys`` and ``values`` are those of ``cache``. Its first rows are overwritten with the
-        chosen pages, once for each row of ``q``.
+        ``keys`` and ``values`` are those of ``cache``. For each row of ``q`` its first rows are
+        overwritten with the chosen pages.
         """
         new = q.shape[1]
         outputs = []

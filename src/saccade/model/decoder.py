@@ -1,9 +1,11 @@
 """The fused decoder: it computes a language model's layers without calling the layers' modules.
 
-It reads the modules' own weights. The projections of queries, keys and values are one product, and
-so are those of gate and up. Its logits equal the modules' up to rounding (tests check 1e-5). It
-supports decoders made of RMSNorm, grouped-query attention with rotary positions, with or without
-norms of queries and keys, and a gated SiLU MLP.
+A :class:`Backbone` uses it where it can (:meth:`FusedDecoder.supports`), and the modules elsewhere.
+
+It reads the modules' own weights. "Fused" means that one matrix product computes queries, keys and
+values together, and another one gate and up. Its logits equal the modules' up to rounding (tests
+check 1e-5). It supports decoders made of RMSNorm, grouped-query attention with rotary positions,
+with or without norms of queries and keys, and a gated SiLU MLP.
 """
 
 from __future__ import annotations
@@ -39,13 +41,14 @@ INITIAL_TABLE_ROWS = 4096  # Positions in the rotary table, which grows when a t
 
 @dataclass(frozen=True)
 class Layer:
-    """The weights of one layer, fused by rows."""
+    """The weights of one layer. Those that are multiplied with the same input are stacked by rows
+    into one matrix: ``qkv`` and ``gate_up``."""
 
-    norm_in: Tensor
+    norm_in: Tensor  # Of the norm before attention.
     qkv: Matrix
     norm_qk: tuple[Tensor, Tensor] | None  # One for all query heads, and one for all key heads.
-    out: Matrix
-    norm_mlp: Tensor
+    out: Matrix  # The output projection of attention.
+    norm_mlp: Tensor  # Of the norm before the MLP.
     gate_up: Matrix
     down: Matrix
 
@@ -69,6 +72,7 @@ class RmsNorm:
     def __call__(self, x: Float[Tensor, "all dim"], weight: Tensor) -> Float[Tensor, "all dim"]:
         if not self._is_fp32_on_cpu:
             return rms_norm(x, (self._dim,), weight, self._eps)
+        # With length^2 = sum(x^2), the factor is 1 / sqrt(eps + length^2 / dim).
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         scale = torch.addcmul(self._eps_tensor, length, length, value=1 / self._dim).rsqrt_()
         return (x * scale).mul_(weight)
@@ -125,7 +129,7 @@ class FusedDecoder:
         return short
 
     def rounded(self, rounding: Rounding) -> FusedDecoder:
-        """Returns the decoder of a draft over the same weights, with rounded copies beside them.
+        """Returns a decoder for a draft. It has the same weights, and copies rounded to few bits.
 
         A forward of few rows, such as a step of the draft, may multiply with the copies; one of
         many rows, such as a prompt, multiplies with the originals. Raises ModelError where there is
@@ -158,6 +162,7 @@ class FusedDecoder:
         matrices = [matrix for layer in rounded_decoder.layers for matrix in layer.matrices]
         matrices += [] if rounded_decoder.head is None else [rounded_decoder.head]
         rounded_decoder._matrices = TunedMatrices(matrices)
+        # On a GPU there is one product for rounded weights. On a CPU ``refresh`` chooses one.
         if place.type != "cpu":
             choose_rounded(matrices)
         rounded_decoder.refresh()
@@ -223,12 +228,14 @@ class FusedDecoder:
             embeds: the embeddings of all tokens.
             rotation: cos and sin of all tokens, as :meth:`rotation` returns them.
             step: the attention function, which also writes keys and values.
-            deepstack: (mask of visual rows, [layer, row, dim] to add after the first layers).
+            deepstack: what Qwen3-VL adds to visual tokens: (mask of the visual tokens, [layer,
+                visual token, dim]). The i-th entry is added to the output of layer i.
             only_last_token: return the last token's hidden state alone. The last layer then
                 computes only queries, keys and values for the other tokens.
             few_rows: attends instead of ``step``. It also norms and rotates queries and keys.
-            write_hidden: called with the number of a hidden state, as :class:`HiddenStates` has
-                them, and the state: the input of each layer and of the last norm, and its output.
+            write_hidden: called as (number, hidden states). The number is n for the input of layer
+                n, the number of layers for the input of the last norm, and ``AFTER_NORM`` for the
+                output of that norm.
         """
         count = embeds.shape[0]
         heads, kv_heads, width, norm = self.heads, self.kv_heads, self.head_dim, self.norm_of
@@ -252,6 +259,8 @@ class FusedDecoder:
                     qk = torch.cat(
                         [rms_norm(part, (width,), weight, self.eps) for part, weight in parts]
                     )
+                # Rotated by its position, x is x cos + rotate_half(x) sin. ``rotate_half`` swaps
+                # the halves of a head and negates the new first half. ``sin`` has that sign.
                 swapped = torch.cat((qk[..., half:], qk[..., :half]), -1)
                 qk = torch.addcmul(qk * cos, swapped, sin)
                 if only_last_token and index == len(self.layers) - 1:
@@ -260,8 +269,10 @@ class FusedDecoder:
             hidden = layer.out.add_to(hidden, attention)
             normed = norm(hidden, layer.norm_mlp)
             hidden = layer.down.add_to(hidden, layer.gate_up(normed))
-            if deepstack is not None and index < len(deepstack[1]):
-                hidden[deepstack[0]] += deepstack[1][index]
+            if deepstack is not None:
+                is_visual, rows_by_layer = deepstack
+                if index < len(rows_by_layer):
+                    hidden[is_visual] += rows_by_layer[index]
         normed = norm(hidden, self.norm)
         if write_hidden is not None:
             write_hidden(len(self.layers), hidden)
@@ -271,7 +282,8 @@ class FusedDecoder:
     def rotation(
         self, embeds: Tensor, positions: Int[Tensor, "axes all"] | Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        """Returns cos and sin of every token; sin includes the sign of rotate-half.
+        """Returns cos and sin of every token. The first half of sin is negated, because
+        :meth:`decode` leaves the sign of rotate-half out.
 
         A list of positions is for text, which has the same position on every axis. Such rotations
         are looked up in the table. For a tensor, as a prompt has one, they are computed.
@@ -296,10 +308,13 @@ class FusedDecoder:
         return self._table
 
     def _rotate(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns cos and sin, computed by the model's rotary module for ``positions`` [axes,
+        token]."""
+        # The module takes a batch: [axes, 1, token], or [1, token] where positions have one axis.
         shaped = positions[:, None] if positions.shape[0] > 1 else positions
         cos, sin = self.rotary(embeds[None], shaped)
         sin = sin[0].clone()
-        sin[:, : sin.shape[1] // 2].neg_()
+        sin[:, : sin.shape[1] // 2].neg_()  # The sign of rotate-half.
         return cos[0], sin
 
 

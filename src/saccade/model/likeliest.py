@@ -2,8 +2,9 @@
 
 A greedy draft needs four numbers of each step: the likeliest token, the runner-up, and the
 probabilities of both. The graph writes them to a fixed address, and the host reads them in one
-small copy. Sessions may forbid different ids (:class:`Vocabulary`), so the graph reads from a table
-in the device's memory which ids are forbidden (:class:`VocabularyTable`).
+small copy. All sessions of a model, which run the requests of different calls, share its graphs and
+may forbid different ids (:class:`Vocabulary`). So the graph reads from a table in the device's
+memory which ids are forbidden (:class:`VocabularyTable`).
 """
 
 from __future__ import annotations
@@ -86,9 +87,11 @@ NUMBERS = len(TopTokens._fields)  # How many numbers :func:`top_tokens` returns 
 
 
 def top_tokens(logits: Float[Tensor, "row vocab"]) -> Float64[Tensor, "row 4"]:
-    """Returns the fields of :class:`TopTokens` for each row, as doubles, which hold ids exactly.
+    """Returns four numbers for each row: the likeliest token, the runner-up, and the probabilities
+    of both.
 
-    The token is NO_TOKEN where a logit is NaN. Over a whole vocabulary two maxima are quicker than
+    They are the fields of :class:`TopTokens`, as doubles, which hold ids exactly. The token is
+    NO_TOKEN where a logit is NaN. Over a whole vocabulary two maxima are quicker than
     ``torch.topk``.
     """
     largest, ids = logits.max(-1)

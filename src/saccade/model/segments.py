@@ -32,15 +32,16 @@ class Segment:
     first_key: int
     recent_mask: Bool[Tensor, "new last"] | None = None
     recorder: MassRecorder | None = None
-    """Adds up the attention of some rows of a prompt; None if none of these rows is recorded."""
+    """Adds up the attention that some of these tokens give to the prompt's visual tokens; None if
+    no token's attention is recorded."""
     row_queries: RowQueries | None = None
     """Stores the queries of the segment's last rows, or of all its rows, so that their attention
     can be computed after the forward."""
     pages: Pages | None = None
-    """Pages of another cache. For one row after another, the row's queries choose a few pages. The
-    keys and values of these are copied over the first rows of ``cache`` before the row attends."""
-    committed_rows: int = 0  # leading rows that are committed when the forward has ended
-    scored_nodes: int = 0  # leading nodes of the tree that earlier forwards have scored
+    """Pages of another cache, of which each token reads a few. Before a token attends, its queries
+    choose the pages, whose keys and values are then copied over the first rows of ``cache``."""
+    committed_rows: int = 0  # how many of the first tokens are committed once the forward has ended
+    scored_nodes: int = 0  # how many of the tree's first nodes earlier forwards have scored
     last_visible_row: Int[Tensor, " new"] | None = None
     """The last key that each row of a prompt sees, where that may be after the row itself. Rows
     with the same last key see each other."""
@@ -59,9 +60,9 @@ class Segment:
         """Returns whether a layer with this window (None: full attention) needs a mask over all
         keys. A ``recent_mask`` alone is no reason, because the attention kernels apply it
         themselves."""
-        return window is not None or (
-            self.last_visible_row is not None and not self.sees_ahead_in_windows_only
-        )
+        if window is not None:
+            return True
+        return self.last_visible_row is not None and not self.sees_ahead_in_windows_only
 
     @property
     def mask(self) -> Bool[Tensor, "new last"]:

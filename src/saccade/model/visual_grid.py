@@ -1,8 +1,10 @@
 """Finds the cell of each visual token of a prompt: (medium, t, h, w).
 
-The medium is the number of the picture or video in the prompt. Cells come from a processor's grid
-or from the family's layout. These are pure functions on rows of placeholders. A row that stands for
-no cell (the newline after a line of a picture, a class token) has -1 for its medium.
+A prompt has a placeholder for each visual token, and the cell says where in the picture or video
+the token lies: the number of the medium in the prompt, the time, the line and the column. Cells
+come from the grid that the processor gives, or else from the layout of the model's family. Views
+choose and group visual tokens by their cells. A placeholder that stands for no cell (the newline
+after a line of a picture, a class token) has -1 for its medium. These are pure functions.
 """
 
 from __future__ import annotations
@@ -98,6 +100,7 @@ def arrange_cells(
             parts = _run_media(kind, is_newline[run], layout, frames)
             media += zip(run.split([len(part) for part in parts]), parts, strict=True)
     cells = torch.full((len(kinds), 4), -1)
+    # Media are numbered in the order in which they begin in the prompt. -1 stays for no cell.
     media.sort(key=lambda medium: int(medium[0][0]))
     for number, (rows, medium_cells) in enumerate(media):
         numbered = medium_cells.clone()
@@ -153,9 +156,9 @@ def image_cells(is_newline: Bool[Tensor, " run"], layout: PictureLayout) -> list
         if square_end > length or any(start <= newline < square_end for newline in newlines):
             # The rows do not follow the layout, so what is left counts as a single row of cells.
             return [*pictures, _row_cells(length - start)]
-        stop = square_end
+        stop = square_end  # Where the lines of the finer grid that were found so far end.
         line_count = 0
-        width: int | None = None
+        width: int | None = None  # Cells in a line, once the first line was found.
         for newline in newlines:
             if newline < square_end:
                 continue
@@ -199,7 +202,9 @@ def video_cells(
         count = row_count // frame_size
         if frames is not None:
             count = min(frames, count)
-        if not count or (frames is None and row_count % frame_size):
+        has_partial_frame = frames is None and row_count % frame_size > 0
+        if count == 0 or has_partial_frame:
+            # The rows do not follow the layout, so what is left counts as a single row of cells.
             return [*videos, _row_cells(length - start)]
         stop = start + count * frame_size
         ends_in_newline = newline == stop

@@ -1,4 +1,8 @@
-"""Answers one completion request, as one response or as a stream of events."""
+"""Answers one request of OpenAI's completion or chat completion API, whole or as a stream.
+
+The handler reads the request's media in a thread, queues one engine request for each answer, and
+turns the engine's events into JSON. ``routes`` makes a handler for each HTTP request.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +48,9 @@ GRACE_SECONDS = 1.0
 
 class CompletionHandler:
     """Answers one HTTP request: reserves slots, queues an engine request per answer, responds.
+
+    A slot is a place for one answer in the queue, from its admission to its end. All slots of a
+    request are reserved first, so that a full server refuses it before its media are read.
 
     A class for another API overrides `end_of_stream`, `_complete`, `_chunks`, `_event` and
     `_failure`.
@@ -131,19 +138,21 @@ class CompletionHandler:
         """
         task = asyncio.create_task(work)
         try:
-            while not (await asyncio.wait([task], timeout=DISCONNECT_POLL_SECONDS))[0]:
+            while True:
+                done, _ = await asyncio.wait([task], timeout=DISCONNECT_POLL_SECONDS)
+                if done:
+                    return task.result()
                 if time.monotonic() > self.deadline + GRACE_SECONDS:
                     raise ApiError(504, "the request took too long to read: " + MEDIA_TOO_LATE)
                 if await self._http.is_disconnected():
                     raise ApiError(CLIENT_CLOSED_REQUEST, "the client has disconnected")
-            return task.result()
         finally:
             task.cancel()
 
     async def _answer_events(self) -> AsyncIterator[tuple[int, NewTokens | Result]]:
-        """Yields the index and event of answers until all have results.
+        """Yields (answer, event) as the engine sends events, until each answer has its result.
 
-        Raises the error that ended one of them.
+        Answers are numbered from 0. Raises the error that ended one of them.
         """
         while len(self._results) < self._slots:
             try:

@@ -1,4 +1,5 @@
-"""Draws what the page shows, as HTML and SVG: text by kind of token, frames, trees, rounds.
+"""Draws what the page of ``saccade ui`` shows, as HTML and SVG: coloured text, frames, trees, and
+charts of the rounds.
 
 This module computes what is drawn and where; the markup is in ``pictures.html``, which escapes
 every string. Everything is inline, so the page fetches nothing. Colour is never the only sign of a
@@ -101,7 +102,10 @@ def strip(frames: np.ndarray, times: Sequence[float]) -> str:
 
 
 def kept_frames(frames: np.ndarray, times: Sequence[float], view: KeptTokens) -> str:
-    """Returns the frames as one view keeps them: dropped tokens are dimmed, kept ones framed."""
+    """Returns the frames with the visual tokens that one view keeps for the draft.
+
+    The cells of dropped tokens are dimmed, and those of kept ones have a border.
+    """
     steps = view.share.shape[0]  # A token may cover several frames, which are one step.
     shown_steps = _spread_evenly(steps) if view.kept_count else []
     pictures = []
@@ -121,9 +125,9 @@ def kept_frames(frames: np.ndarray, times: Sequence[float], view: KeptTokens) ->
 def overlay_kept_tokens(frame: np.ndarray, share: np.ndarray) -> Image.Image:
     """Returns a frame on which each visual token's cell is darker, the fewer heads keep the token.
 
-    Cells of tokens that any head keeps have a white border. ``frame`` is ``[height, width, 3]``.
-    ``share``, ``[rows, columns]``, is the share of heads that keep each token, and NaN where a cell
-    has no token.
+    A view may keep other tokens for each attention head. Cells of tokens that any head keeps have a
+    white border. ``frame`` is ``[height, width, 3]``. ``share``, ``[rows, columns]``, is the share
+    of heads that keep each token, and NaN where a cell has no token.
     """
     picture = Image.fromarray(frame).resize(_picture_size(frame), Image.Resampling.BILINEAR)
     rows, columns = share.shape
@@ -183,6 +187,7 @@ def tree(
     title then shows. With ``notes_are_weights`` the note has the weights of several views instead,
     and no title shows them.
     """
+    # The drafted tokens, and the target's own token as one more node.
     labels = [visible_whitespace(token_text(token)) for token in round.tokens]
     shown_tree = Tree(round.tokens, round.parents)
     accepted = follow(shown_tree, round.accepted)
@@ -197,6 +202,7 @@ def tree(
     node_depths = [0, *depths(shown_tree.parents)]
     node_lines = _node_lines(shown_tree)
     node_labels = [visible_whitespace(before) or "start", *labels]
+    # The root is at the left, and each level is a column that is as wide as its widest node.
     widths = [
         max(MIN_NODE_WIDTH, len(label) * LETTER_WIDTH + 2 * NODE_PADDING) for label in node_labels
     ]

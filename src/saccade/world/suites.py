@@ -1,6 +1,7 @@
-"""Suites of the synthetic world, made from seeds, with right answers, at several lengths of video.
+"""Suites about clips of the synthetic world, in which shapes move, at several lengths of video.
 
-Training, ``lab eval`` and ``calibrate`` use other seeds.
+Every clip, its questions and their right answers follow from a seed. Training uses other seeds, so
+the models have not seen these clips. ``lab eval`` and ``calibrate`` use others again.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from saccade.world import dialogues, drawing, scenes
 from saccade.world.dialogues import Exchange
 from saccade.world.scenes import Scene
 
-FIRST_SEED = 60_000_000
-SAMPLES = 50
-FPS = 8.0
+FIRST_SEED = 60_000_000  # The seed of a suite's first sample. Each later one has the next seed.
+SAMPLES = 50  # How many samples a suite has.
+FPS = 8.0  # Frames per second of every clip.
 
 
 @dataclass(frozen=True)
 class Length:
-    """The size of a clip; one token covers two frames of 28 by 28 pixels."""
+    """The size of a clip: how many frames it has, and their height and width in pixels.
+
+    One visual token covers 28 by 28 pixels of two frames.
+    """
 
     frames: int
     height: int
@@ -31,10 +35,11 @@ class Length:
 
     @property
     def tokens(self) -> int:
+        """How many visual tokens the clip has."""
         return self.frames // 2 * (self.height // 28) * (self.width // 28)
 
 
-LENGTHS = {
+LENGTHS = {  # By about how many visual tokens a clip has.
     "256": Length(8, 224, 224),
     "2k": Length(64, 224, 224),
     "8k": Length(256, 224, 224),
@@ -43,7 +48,7 @@ LENGTHS = {
 # Only ``shapes-caption`` has this length. It is a long context to compare plain decoders on.
 CAPTION_ONLY_LENGTH = "10k"
 PICTURE = 448, 448  # The (height, width) of a single picture.
-# The (height, width) of each of two pictures, by length. The processor accepts these sizes.
+# The (height, width) of each of two pictures, by about how many visual tokens both have together.
 PICTURES = {"256": (224, 448), "2k": (896, 896)}
 DEFAULT_LENGTH = "256"  # Names of suites leave this length out. A run at it takes minutes.
 
@@ -81,10 +86,14 @@ def _picture(scene: Scene, length: str) -> tuple[Medium, ...]:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of item about a scene: one of the world's tasks, with all of its turns or some.
+    """How an item is made of a scene.
 
-    ``then`` is the question of a second turn about the same media. ``asks_next_item`` says whether
-    a second turn asks the question of the next item, with that item's picture.
+    The conversation that the world draws for ``world_task`` gives the questions and the right
+    answer. ``turns`` is called with its turns and the seed, and returns those to ask. ``media``
+    makes the item's media of the scene and a key of ``LENGTHS``. ``then`` is the question of a
+    further turn about the same media. ``asks_next_item`` says whether a further turn asks the
+    question of the next item, with that item's picture. An answer has at most
+    ``max_answer_tokens`` tokens.
     """
 
     world_task: str
@@ -96,18 +105,19 @@ class Kind:
     asks_next_item: bool = False
 
     def item(self, name: str, seed: int, length: str) -> Item:
+        """Returns the item of one seed; ``name`` is the name of its task."""
         scene = scenes.scene(seed)
-        first, *then = self.turns(dialogues.conversation(scene, self.world_task, seed), seed)
+        first, *later = self.turns(dialogues.conversation(scene, self.world_task, seed), seed)
+        later_questions = [turn.question for turn in later]
+        if self.then:
+            later_questions.append(self.then)
         return Item(
             id=f"{name}-{length}-{seed}",
             task=self.task,
             question=first.question,
             media=self.media(scene, length),
             answers=(first.answer,),
-            later_questions=(
-                *(turn.question for turn in then),
-                *([self.then] if self.then else []),
-            ),
+            later_questions=tuple(later_questions),
             meta={"seed": seed},
         )
 
@@ -127,8 +137,9 @@ TASKS: Mapping[str, Kind] = {
     # The models were trained on square frames alone, and never on this question.
     "shapes-ood": Kind("describe", 256, "caption", _with_untrained_question, _wide_clip),
 }
-# TABED's second turns: about the same picture, or about another one that comes with its question.
-# The world's models were not trained on summaries or stories, so their answers here mean nothing.
+# The second turns of the TABED paper: another question about the same picture, or the next item's
+# question with its picture. The world's models were not trained on the summaries and stories that
+# some of these questions want, so their answers mean nothing.
 SECOND_TURN_TASKS: Mapping[str, Kind] = {
     f"shapes-second-{name}": Kind(
         "image", 128, media=_picture, then=question, asks_next_item=question is None

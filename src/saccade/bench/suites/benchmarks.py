@@ -35,12 +35,12 @@ class Media:
 
     # For each part, the folders to search, in this order; "" is for parts that are not listed.
     folders: Mapping[str, tuple[str, ...]]
-    # For each part, folders of uncut videos, which are searched next. Of an uncut video only the
-    # time between the row's start and end is read.
+    # For each part, folders of uncut videos, which are searched after ``folders``. Of an uncut
+    # video only the time between the row's start and end is read.
     uncut_folders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    packed: tuple[str, ...] = ()  # Patterns of the archives, for messages.
-    unpacked: tuple[str, ...] = ()  # Below HF_HOME, where lmms-eval unpacks them.
-    frame_rate: float = 1.0  # Of folders of frames, per second.
+    packed: tuple[str, ...] = ()  # Patterns of the archives' names, to fetch them.
+    unpacked: tuple[str, ...] = ()  # Folders below HF_HOME where lmms-eval unpacks the archives.
+    frame_rate: float = 1.0  # Frames per second of a video that is a folder of frames.
     ignores_case: bool = True  # Whether names may differ in case.
 
 
@@ -83,7 +83,7 @@ class Benchmark:
 def _benchmark(entry: Mapping[str, Any]) -> Benchmark:
     """Returns the benchmark that an entry of the file describes.
 
-    Unless the entry lists the parts, they are those that have media folders of their own.
+    If the entry lists no parts, the parts are the keys of its media folders.
     """
     fields: dict[str, Any] = {name: _lists_to_tuples(value) for name, value in entry.items()}
     fields["sources"] = tuple(Source(**source) for source in fields["sources"])
@@ -105,7 +105,8 @@ def _benchmark(entry: Mapping[str, Any]) -> Benchmark:
 def _settings(name: str, turns: bool = False, **stated: Any) -> Iterator[tuple[str, Setting]]:
     """Yields a paper's setting with its name, such as "tabed".
 
-    With ``turns`` one more follows for each kind of second turn, such as "tabed-captioning".
+    ``turns`` says whether the paper also asked a second question after each sample's own. One more
+    setting then follows for each kind of second question, such as "tabed-captioning".
     """
     setting = Setting(**stated)
     yield name, setting

@@ -1,4 +1,7 @@
-"""Reads a benchmark's rows from parquet, JSON or a workbook. It knows no benchmark's columns."""
+"""Reads the rows of a benchmark's files: parquet, JSON, JSON lines or an .xlsx workbook.
+
+A row maps the names of columns to values. Which columns mean what is in ``benchmarks.yaml``.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,7 @@ class InMemoryRows:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of the columns."""
         return tuple(self.rows[0]) if self.rows else ()
 
     def __len__(self) -> int:
@@ -50,9 +54,10 @@ class ParquetRows:
 
     @cached_property
     def _groups(self) -> tuple[tuple[int, Path, int], ...]:
-        """For each row group its first row number, its file, and its number there.
+        """For each row group the number of its first row among the rows of all files, its file, and
+        the group's number in that file.
 
-        A last entry has the number of all rows in place of a first row number.
+        One more entry follows, whose first number is that of all rows.
         """
         groups, start = [], 0
         for path in self.files:

@@ -22,7 +22,10 @@ IMAGE_MARK = "<image>"  # Where a question has an image; by default media come b
 
 
 class LayoutError(Exception):
-    """A benchmark's files are malformed; the message is a clause that does not name the folder."""
+    """A benchmark's files are malformed.
+
+    The message says what is wrong, and the code that catches the error adds the folder.
+    """
 
 
 @dataclass(frozen=True)
@@ -44,14 +47,14 @@ class Item:
     """
 
     id: str
-    task: Task
+    task: Task  # How the answer is scored.
     question: str  # As the paper words it, with the options.
     media: tuple[Medium, ...] = ()
     answers: tuple[str, ...] = ()
     options: tuple[str, ...] = ()  # Of a choice, in order: A, B, ...
     later_questions: tuple[str, ...] = ()
     next_item: Item | None = None
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)  # Further facts, such as the seed.
 
     @property
     def questions(self) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""The code of the draft's process.
+"""The code of the draft's process, which drafts while its parent, the caller's process, runs the
+target. ``worker_drafter`` is the parent's side.
 
 It drafts one token at a time and reads its messages before each, so that a rejection stops it
 within one step. It sends the tokens' ids. When sampling it also writes the laws that they were
@@ -59,10 +60,10 @@ class Job:
     """What a worker needs to know about the answers to one call's requests."""
 
     view: View
-    rules: Sequence[Sampling]
-    vocab: int
-    banned: Sequence[int]
-    room: int
+    rules: Sequence[Sampling]  # by request
+    vocab: int  # Only ids below this may be drafted.
+    banned: Sequence[int]  # ids that may not be drafted
+    room: int  # how many tokens an answer may have
     shape: Chain
     laws: Laws
     threads: int = 1  # of the CPU, for the draft's process
@@ -74,7 +75,9 @@ class Draft:
 
     limit: int  # the chain may have this many tokens
     chain: Tree = Tree()
-    epoch: int = 0  # the number of commits and turns so far
+    # The number of commits and turns so far. It is sent with every token, so that the parent can
+    # ignore tokens that were drafted after a text that is no longer the committed one.
+    epoch: int = 0
     sent: int = 0  # the number of tokens sent so far, which decides the slot of the next one's law
     answer_tokens: int = 0  # the number of committed tokens of this answer
     start: int = 0  # ``answer_tokens`` when this draft began, on which its noise depends
@@ -195,6 +198,7 @@ class JobRunner:
             draft.chain = (
                 Tree() if next_count is None else chain_without_first(draft.chain, len(tokens))
             )
+            # Besides the tokens that are judged next, the draft may have one proposal more.
             draft.limit = (next_count or 0) + self._job.shape.length
             draft.epoch += 1
             draft.answer_tokens += len(tokens)
@@ -270,14 +274,18 @@ def work(channel: Channel) -> None:
 
 
 class WorkerLoop:
-    """The loop of a worker, with its unread messages, its models and its job."""
+    """The loop of a worker, with its unread messages, its models and its job.
+
+    A message from the parent is a name and arguments. It is about the worker itself (see
+    :meth:`_handle`), or about the current job, which passes it to :class:`JobRunner`.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._messages: deque[tuple[Any, ...]] = deque()
+        self._messages: deque[tuple[Any, ...]] = deque()  # received and not handled yet
         self._models: dict[int, Backbone] = {}
         self._runner: JobRunner | None = None  # of the current job
-        self._job_number = 0  # It marks all messages about the job.
+        self._job_number = 0  # of the current job; every message to the parent begins with it
 
     def work(self) -> None:
         """Handles messages first, then drafts one step, again and again. Raises ConnectionError
@@ -338,6 +346,7 @@ class WorkerLoop:
             getattr(self._runner, name)(*content)
 
     def _begin(self, number: int, threads: int) -> None:
+        """Ends the current job, and takes the number and the threads of the next one."""
         self._job_number, self._runner = number, None
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)

@@ -4,24 +4,26 @@ A round earns tokens and costs seconds. By the renewal-reward rule one more draf
 
     P(everything up to it is accepted)  >  R x what it costs,      R = tokens a second
 
-The cost of a token is one draft forward and one more row to verify; a runner-up costs a row alone.
-P comes from the draft's own confidence, corrected by how often the draft has been right in this
-answer. R is the rate that this answer reaches, so the rule raises its own bar until it settles at
-the best rate it can get. The confidence in a chosen token is the probability that the draft gives
-it. The confidence in a token that is yet to be drawn is the mean over its draws, the sum of
-q(x)^2, because a drawn token stands (see ``Tree``). Where drafting earns less than plain decoding
-it stops, and it is tried again after ever longer pauses.
+The cost of a token is one draft forward and one more row to verify. A runner-up, an alternative to
+a token that is judged beside it, costs a row alone. P comes from the draft's own confidence,
+corrected by how often the draft has been right in this answer. R is the rate that this answer
+reaches, so the rule raises its own bar until it settles at the best rate it can get. The confidence
+in a chosen token is the probability that the draft gives it. The confidence in a token that is yet
+to be drawn is the mean over its draws, the sum of q(x)^2, because a drawn token stands (see
+``Tree``). Where drafting earns less than plain decoding it stops, and it is tried again after ever
+longer pauses.
 
 Where the ending of the text has occurred before (prompt lookup), the tokens that followed it there
 are a draft that takes no draft forward, but only rows to verify. They are copied where the round is
 expected to earn more with them than without. How likely they are to be right follows from the
 length of the match, corrected by how often copies have been right in this answer.
 
-Costs measured before the first answer may be wrong: the machine may have been busy, and only a few
-numbers of rows are measured. So the seconds of rounds correct three of them: a forward of one row,
-one level of drafting, and a forward of more rows. Where drafting does not pay by costs that no
-round has confirmed, it is tried as if its extra cost were half as high. While drafting pays, an
-occasional round without a draft measures plain decoding again.
+Costs measured before the first answer, those of *bare* forwards, may be wrong: the machine may have
+been busy, and only a few numbers of rows are measured. So the seconds of rounds correct three of
+them: a target forward of one row, a draft forward, and a target forward of more rows. The corrected
+costs are the *believed* ones. Where drafting does not pay by costs that no round has confirmed, it
+is tried as if its extra cost were half as high. While drafting pays, an occasional round without a
+draft measures plain decoding again.
 
 The state is computed round by round and holds only numbers, so a recorded trace can be replayed.
 When sampling, no measured time enters it, so that the drawn tokens do not depend on the speed of
@@ -72,7 +74,8 @@ PRIOR_WEIGHT = 1.25
 # judged tokens, and their seconds per draft forward as so many forwards. It keeps two rejections or
 # one slow draft from ending drafting. It was chosen by replaying many kinds of costs and drafts.
 REMEMBERED_WEIGHT = 6.0
-PRIOR_CALIBRATION = 0.9  # accepted tokens over the sum of the draft's confidence in them
+# Accepted tokens over the sum of the draft's confidence in the judged ones.
+PRIOR_CALIBRATION = 0.9
 PRIOR_CALIBRATION_WEIGHT = 1.0
 
 BAR_MARGIN = 0.95  # A level may earn a little less than its bar: it opens the way to deeper ones.
@@ -116,7 +119,10 @@ REMEMBERED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 26, 48)
 
 
 class Estimates(NamedTuple):
-    """What the rounds so far have taught. Sums fade from round to round."""
+    """What the rounds of an answer have taught so far: the state of :class:`Auto`.
+
+    Sums over rounds fade, so that older rounds count less.
+    """
 
     acceptance: Acceptance = Acceptance(
         FadingMean(PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT),
@@ -133,8 +139,8 @@ class Estimates(NamedTuple):
     tokens: float = 0.0  # emitted in rounds that drafted
     seconds: float = 0.0  # spent in rounds that drafted
     verify_slowdown: float = 1.0
-    """Measured seconds of verifying over those of bare forwards. It is used only while requests
-    share forwards."""
+    """The factor from the seconds of bare target forwards to the measured ones. It is used only
+    while requests share forwards."""
     times: ForwardTimes = ForwardTimes()  # of forwards that no other request shared
     pause: Pause = Pause(RETRY_AFTER_ROUNDS)
     requests: int = 1  # that shared the forwards of the last round
@@ -157,18 +163,19 @@ class RunnerUp(NamedTuple):
     """An alternative to a drafted token, to be judged beside it."""
 
     worth: float  # expected tokens that it earns
-    parent: int
+    parent: int  # the node that it follows, as the drafted token does
     token: int
-    confidence: float
+    confidence: float  # the draft's probability of it
 
 
 @dataclass(frozen=True)
 class Auto(CostedShape):
     """Decides before each token whether one more pays.
 
-    ``costs`` are those of bare forwards on this machine. ``runners_up`` is how many alternatives to
-    each token are considered (0: every draft is a chain). ``copies`` says whether a draft may be
-    copied from the text.
+    ``costs`` are those of bare forwards on this machine, or those that earlier answers have
+    corrected. ``runners_up`` is how many alternatives to each token are considered (0: every draft
+    is a chain). ``copies`` says whether a draft may be copied from the text. ``memory`` stores what
+    an answer has taught, for the next one.
     """
 
     costs: Costs | None = None
@@ -257,23 +264,26 @@ class Auto(CostedShape):
         if self._next_round_measures_plain(estimates):
             return None
         costs = self.believed_costs(estimates)
-        grown_tokens, grown_seconds = 1.0, costs.plain
+        # What a round without the copy is expected to emit and to take: plain decoding in a pause,
+        # else a draft of the model.
+        other_tokens, other_seconds = 1.0, costs.plain
         if not estimates.pause.is_running:
-            grown_tokens, grown_seconds = best_round(costs, estimates.acceptance.rate)
-        rate = _rate_to_beat(estimates, costs, (grown_tokens, grown_seconds))
+            other_tokens, other_seconds = best_round(costs, estimates.acceptance.rate)
+        rate = _rate_to_beat(estimates, costs, (other_tokens, other_seconds))
         tokens = repetition.tokens[:MAX_DRAFT_NODES]
         # The chance that a copied token and all before it are right, and the expected tokens of a
         # round with the first 0, 1, 2, ... of them, the target's own token included.
         reach_chances = accumulate(estimates.copy_chances(repetition), mul)
         expected_tokens = accumulate(reach_chances, initial=1.0)
-        # What a round earns beyond the tokens that its seconds are worth at this rate.
+        # For each number of copied tokens, what the round earns beyond the tokens that its seconds
+        # are worth at this rate. At 50 tokens a second, 2.5 tokens in 40 ms are a gain of 0.5.
         gains = [
             earned - rate * costs.verify(1 + count)
             for count, earned in zip(range(len(tokens) + 1), expected_tokens, strict=False)
         ]
-        grown_gain = grown_tokens - rate * grown_seconds
+        other_gain = other_tokens - rate * other_seconds
         best_count = max(range(len(gains)), key=gains.__getitem__)
-        if best_count == 0 or gains[best_count] <= grown_gain:
+        if best_count == 0 or gains[best_count] <= other_gain:
             return None
         return replace(chain(tokens[:best_count]), match_length=repetition.match_length)
 
@@ -323,6 +333,8 @@ class Auto(CostedShape):
             verify_slowdown=self._verify_slowdown_after(before, round),
             times=self._times_after(before, round),
         )
+        # A round without a draft has no verdict. It counts as one round of the pause, unless it was
+        # made only to measure plain decoding.
         if not round.tree.tokens:
             was_measurement = self._next_round_measures_plain(before)
             pause = before.pause if was_measurement else before.pause.after_plain_round()
@@ -427,13 +439,15 @@ class Auto(CostedShape):
             )
         times = estimates.times
         scale = times.scale(bare.verify[1])
-        # The draft's cost that earlier answers have shown weighs enough to outweigh one slow draft.
+        # A draft forward takes the mean of the measured ones and of the prior, which counts as
+        # ``weight`` forwards. A prior that earlier answers have shown outweighs one slow draft.
+        prior = scale * bare.costs.draft
         weight = REMEMBERED_WEIGHT if self.knows_the_draft else FORWARD_PRIOR_WEIGHT
-        seconds, levels = times.draft_forward
-        level = (seconds + weight * scale * bare.costs.draft) / (levels + weight)
+        seconds, forwards = times.draft_forward
+        draft_forward = (seconds + weight * prior) / (forwards + weight)
         shift, slope = times.line(scale)
         return BelievedCosts(
-            draft_forward=level,
+            draft_forward=draft_forward,
             plain=scale * bare.verify[1],
             scale=scale,
             shift=shift,
@@ -497,11 +511,11 @@ class Auto(CostedShape):
         )
 
     def _count_levels(self, estimates: Estimates, round: Round) -> int:
-        """Returns how many levels the draft has scored for a round's tree.
+        """Returns how many levels of a round's tree the draft has scored.
 
-        They are one more than the tree is deep where the draft scored a level and then left its
-        token out, because the token was not worth a row. Whether it did so is not recorded, so the
-        decisions of ``grow`` are repeated here.
+        That is the depth of the tree, and one more where ``grow`` let the draft score the next
+        token and then left it out, because it was not worth a row to verify. Whether it did is not
+        recorded, so the decisions of ``grow`` are repeated here.
         """
         tree = round.tree
         if tree.match_length:
@@ -515,9 +529,10 @@ class Auto(CostedShape):
         if depth and tree.tokens[depth - 1] in round.p.rules.end_ids:
             return depth
         reach = prod(estimates.acceptance.chance(each) for each in tree.confidences[:depth])
+        # The prices in tokens, as in ``grow``.
         bar = BAR_MARGIN * plan.rate
-        level, row = plan.costs.level_price(depth), plan.costs.row_price(depth)
-        ended_before_scoring = reach * estimates.acceptance.rate <= bar * level + bar * row
+        level, row = bar * plan.costs.level_price(depth), bar * plan.costs.row_price(depth)
+        ended_before_scoring = reach * estimates.acceptance.rate <= level + row
         return depth if ended_before_scoring else depth + 1
 
 
@@ -525,8 +540,8 @@ class BareCosts(NamedTuple):
     """Seconds of bare forwards, tabulated by the number of rows or nodes."""
 
     costs: Costs  # what the tables are made of
-    verify: tuple[float, ...]  # [rows]: of a target forward
-    row_prices: tuple[float, ...]  # [nodes so far]: of one more row to verify
+    verify: tuple[float, ...]  # ``verify[n]``: seconds of a target forward of n rows
+    row_prices: tuple[float, ...]  # ``row_prices[n]``: of one more row in a draft of n nodes
 
 
 class BelievedCosts(NamedTuple):
@@ -534,9 +549,11 @@ class BelievedCosts(NamedTuple):
 
     draft_forward: float  # of one draft forward
     plain: float  # of a target forward of one row
-    scale: float  # the factor from bare to believed seconds of a target forward
-    shift: float  # seconds added to each forward of more than one row
-    slope: float  # seconds added for each row beyond the first
+    # A target forward of n > 1 rows takes scale x bare seconds + shift + slope (n - 1), and never
+    # less than ``plain``.
+    scale: float
+    shift: float
+    slope: float
     bare: BareCosts
     share: float = 1.0  # the factor on the extra seconds of more rows, below 1 for a hopeful trial
 
@@ -587,12 +604,13 @@ class Plan(NamedTuple):
 def best_round(costs: BelievedCosts, acceptance_rate: float) -> tuple[float, float]:
     """Returns the expected (tokens, seconds) of a round with the chain length that decodes fastest
     if each token is accepted at this rate; those of plain decoding where no chain is faster."""
-    best = (1.0, costs.plain)
+    best = (1.0, costs.plain)  # (tokens, seconds)
     chance = tokens = 1.0
     for length in range(1, costs.max_depth + 1):
         chance *= acceptance_rate
         tokens += chance
         seconds = costs.drafting(length) + costs.verify(length + 1)
+        # This compares tokens / seconds with those of the best round.
         if tokens * best[1] > best[0] * seconds:
             best = tokens, seconds
     return best
@@ -613,7 +631,10 @@ def _rate_to_beat(
 
 def _count_paying_runners_up(runners_up: Sequence[RunnerUp], nodes: int, plan: Plan) -> int:
     """Returns how many of the runners-up to draft, so that they earn the most beyond the price of
-    their rows. They are sorted by what they earn, the best first; ``nodes`` are drafted already."""
+    their rows.
+
+    They are sorted by what they earn, the best first. The draft has ``nodes`` nodes without them.
+    """
     gains = accumulate((runner_up.worth for runner_up in runners_up), initial=0.0)
     before = plan.costs.verify(1 + nodes)
     nets = [
@@ -665,6 +686,8 @@ def _learn_from_draft(estimates: Estimates, round: Round) -> Estimates:
     judged = 0.0
     hits, promised = 0, 0.0  # of the runners-up beside a rejected first choice
     path, confidences = (ROOT, *round.verdict.path), round.tree.confidences
+    # Each node of the accepted path comes with the node that was accepted below it. The last one
+    # comes with None, because nothing below it was accepted.
     for parent, accepted in zip(path, (*path[1:], None), strict=True):
         if accepted is None and round.verdict.own is None:
             break  # The answer was cut here, so the next token was not rejected.
@@ -676,6 +699,7 @@ def _learn_from_draft(estimates: Estimates, round: Round) -> Estimates:
         judged += 1
         if accepted == first:
             continue
+        # The first choice was rejected. It counts for more where the draft was unsure of it.
         excess_surprise = max(0.0, -log(max(confidences[first], LEAST_CONFIDENCE)) - SURPRISE_NATS)
         judged += estimates.acceptance.surprise.trust * excess_surprise
         # One more verdict on the runners-up: whether one of them was accepted, and how likely that
@@ -731,9 +755,9 @@ def _law_and_alternatives(
     if computed is not None:
         if computed.token == NO_TOKEN:
             raise BrokenLaw("the draft's logits hold NaN")
+        has_alternative = runners_up == 1 and computed.runner_up_probability > 0
         runner_up = computed.runner_up, computed.runner_up_probability
-        is_offered = runners_up and runner_up[1] > 0
-        return computed.token, computed.probability, [runner_up] if is_offered else ()
+        return computed.token, computed.probability, [runner_up] if has_alternative else ()
     # Where the rules only take the arg-max, it is the first token that ``topk`` finds below.
     law = None if scores.rules.is_plain else scores.law(node)
     if isinstance(law, Tensor):
@@ -741,6 +765,7 @@ def _law_and_alternatives(
     probabilities = scores.logits(node).float().softmax(-1)
     top = probabilities.topk(min(runners_up + 1, probabilities.shape[0]))
     likely = dict(zip(*_to_lists(top.indices, top.values), strict=True))
+    # Rules such as a repetition penalty may choose a token that is not among the likeliest ones.
     token = next(iter(likely)) if law is None else law
     token_confidence = likely.pop(token) if token in likely else float(probabilities[token])
     if isnan(token_confidence):

@@ -229,6 +229,8 @@ def _is_heic(head: bytes) -> bool:
     brand = head[8:12]
     if head[4:8] != b"ftyp" or brand not in (*HEIC_BRANDS, *ANY_IMAGE_BRANDS):
         return False
-    box = head[: int.from_bytes(head[:4])]  # The first four bytes are the length of the box.
+    # The first box has fields of four bytes: its length, "ftyp", the brand, a version, and then the
+    # compatible brands.
+    box = head[: int.from_bytes(head[:4])]
     compatible_brands = [box[at : at + 4] for at in range(16, len(box), 4)]
     return brand in HEIC_BRANDS or not any(each in AVIF_BRANDS for each in compatible_brands)

@@ -1,6 +1,6 @@
-"""Removes texts and profiles from PNG files that Pillow refuses for their length.
+"""Removes long texts and colour profiles from PNG files, because Pillow refuses such files.
 
-Tools of image generation write whole prompts and workflows beside the pixels, which are not needed
+Tools of image generation write whole prompts and workflows beside the pixels. They are not needed
 here.
 """
 
@@ -25,7 +25,7 @@ def strip_long_texts(file: Any) -> Any:
         file.seek(0)
         return file
     dropped: list[tuple[int, int]] = []  # Where each chunk to leave out begins and ends.
-    total = 0  # Bytes of the texts that stay.
+    total = 0  # Bytes of the texts that stay. Pillow limits each text, and all of them together.
     for kind, start, length in _chunks(file):
         if kind not in TEXT_CHUNKS:
             continue
@@ -41,7 +41,7 @@ def strip_long_texts(file: Any) -> Any:
 def _chunks(file: Any) -> Iterator[tuple[bytes, int, int]]:
     """Yields the type of every chunk, where it begins, and the length of its data.
 
-    The file is positioned at the chunk's data.
+    At each yield the file is positioned at the chunk's data.
     """
     start = len(SIGNATURE)
     while len(head := file.read(8)) == 8:

@@ -1,7 +1,8 @@
 """Reads videos with PyAV in two passes: all packets for the timeline, then the requested frames.
 
-Only listed containers and codecs are decoded, and no file that the bytes name is opened. Times come
-from the packets (pts), never from a header's frame count. This module knows no paths.
+Only listed containers and codecs are decoded, and no other file is opened, even if the video names
+one. Times come from the packets (pts), never from a header's frame count. This module gets open
+files (:class:`File`) and knows no paths.
 """
 
 import contextlib
@@ -93,7 +94,7 @@ class Video:
         if not len(order):
             raise file.refusal("is cut short or damaged: it holds no frame", "truncated")
         self.pts = pts[order]
-        self.tick = unit
+        self.tick = unit  # In seconds; ``pts`` counts in ticks.
         # For each frame, the packet at which to start decoding, and the frame's own packet.
         self.starts = _run_starts(pts, is_key)[order]
         self.packets = order
@@ -115,7 +116,8 @@ class Video:
         """
         ascending = list(numbers)
         todo = ascending[::-1]  # The next frame to yield is the last entry.
-        # For each packet at which decoding starts, the packet of the last frame that is wanted.
+        # For each packet at which decoding starts, the packet of the last frame that is wanted. The
+        # frames ascend, so each later one of the same start replaces the one before in the dict.
         runs = dict(zip(self.starts[ascending], self.packets[ascending], strict=True))
         packet_count = sum(int(last) - int(start) + 1 for start, last in runs.items())
         work = self.size[0] * self.size[1] * packet_count / MAX_PIXELS_PER_SECOND
@@ -169,6 +171,8 @@ class Video:
     @contextlib.contextmanager
     def _stream(self) -> Iterator[tuple[Any, Any]]:
         """Yields the container and its first video stream, before any decoder has run."""
+        # FFmpeg may run decoders while it opens a file. No decoder is named "none", so none is run
+        # before the codec has been compared with ``CODECS``.
         options = {"format_whitelist": CONTAINERS, "codec_whitelist": "none"}
         try:
             self.file.handle.seek(0)
@@ -178,7 +182,7 @@ class Video:
         with container:
             if not container.streams:
                 raise self._unreadable_error()
-            # Otherwise FFmpeg invents display times that are missing, and wrong ones for B-frames.
+            # With this flag FFmpeg would invent missing display times, wrong ones for B-frames.
             container.flags &= ~Flags.gen_pts.value
             for stream in container.streams.video:
                 if not stream.disposition & Disposition.attached_pic:  # A cover image is no video.

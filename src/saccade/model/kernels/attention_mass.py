@@ -1,8 +1,9 @@
 """Attention mass: how much attention some rows (queries) give to some columns (keys).
 
-By it views choose what the draft sees. Where it can, the compiled attention kernel adds the mass up
-while it attends. Elsewhere the rows' queries are stored, which are a few numbers for each row, and
-the mass is computed from them afterwards.
+Some views choose which visual tokens the draft sees by the mass that these get from the text.
+Where it can, the compiled attention kernel adds the mass up while it attends. Elsewhere the rows'
+queries are stored, which are a few numbers for each row, and the mass is computed from them
+afterwards.
 """
 
 from __future__ import annotations
@@ -35,20 +36,22 @@ def attention_mass(
     """Returns how much attention rows give to some columns (chosen keys), summed over the rows and
     over a group's heads.
 
-    Index 0 of the third dimension is by a softmax over all keys, index 1 by one over the columns.
+    A row's attention is a softmax. At index 0 of the third dimension it is over all keys that the
+    row sees, at index 1 over the columns alone.
 
     Args:
-        keys: each layer's.
-        queries: each layer's, multiplied by the scale.
+        keys: the keys of each layer.
+        queries: the queries of the rows in each layer, multiplied by the attention's scale.
         visible_keys: how many keys each row sees, from the first one on.
-        columns: the keys whose mass is wanted.
+        columns: the indices of the keys whose mass is wanted.
     """
     end = int(visible_keys.max())
     if kernels.are_fp32_on_cpu(keys) and compiled.supports_head_dim(keys[0].shape[2]):
         visible_keys, columns = visible_keys.contiguous(), columns.contiguous()
         mass = keys[0].new_zeros(len(keys), len(keys[0]), 2, len(columns))
-        for q, k, each in zip(queries, keys, mass, strict=True):
-            output = compiled.MassOutput.of(len(visible_keys), columns, each, visible_keys)
+        for q, k, layer_mass in zip(queries, keys, mass, strict=True):
+            output = compiled.MassOutput.of(len(visible_keys), columns, layer_mass, visible_keys)
+            # Without values the kernel only adds to ``layer_mass``, and what it returns is unused.
             compiled.attend(q, k[:, :end], None, None, 1.0, output)
         return mass
     on_cpu = keys[0].device.type == "cpu"
@@ -83,13 +86,14 @@ def _mass_of_few_rows(
     # A softmax over the columns alone is the softmax over all keys, divided by its sum over the
     # columns. The lower bound keeps a row without any mass on them from dividing by zero.
     column_sum = weights.sum(-1).clamp_min(torch.finfo(weights.dtype).tiny)
+    # This product sums over the rows: once with factors of 1, and once divided by the column sums.
     return torch.stack([torch.ones_like(column_sum), 1 / column_sum], 1) @ weights
 
 
 class RowQueries:
     """The scaled queries of the last rows that one request has in a forward, by layer.
 
-    What those rows attend to can be computed from them as long as the keys are there.
+    As long as the keys are in the cache, the rows' attention can be computed from these queries.
     """
 
     def __init__(self, last: int | None = None) -> None:
@@ -117,8 +121,8 @@ class RowQueries:
 class MassRecorder:
     """Adds the :func:`attention_mass` of some rows of a prompt's chunk to ``mass``.
 
-    The kernel that attends for the rows does it where it can. Elsewhere their queries are stored,
-    and :meth:`finish` computes the mass.
+    The kernel that computes the rows' attention also adds their mass up, where it can. Elsewhere
+    their queries are stored, and :meth:`finish` computes the mass from them.
     """
 
     def __init__(
@@ -145,10 +149,12 @@ class MassRecorder:
     def recording_kernel(
         self, kernel: Callable[..., Queries], layer: int, q: Queries, scale: float
     ) -> Callable[..., Queries] | None:
-        """Returns a kernel that attends as ``kernel`` does and also adds up the mass.
+        """Returns a kernel to use instead of ``kernel``: it attends likewise, and also adds up the
+        mass.
 
         Where there is none, this stores the queries for :meth:`finish` and returns None. ``kernel``
-        must be causal. It is called for the recorded rows, and perhaps for other rows of the chunk.
+        must be causal. The rows of ``q`` end with the chunk's last one and include all recorded
+        ones.
         """
         if kernel is compiled.attend and self._recording_kernels:
             return self._recording_kernels[layer]
@@ -167,7 +173,8 @@ class MassRecorder:
 
     def finish(self, cache: Cache) -> None:
         """Adds the mass of the rows whose queries were stored."""
-        if not (queries := self._queries.of(self._rows - self._rows[0])):
+        queries = self._queries.of(self._rows - self._rows[0])
+        if not queries:
             return
         keys = [cache.keys[layer] for layer in queries]
         mass = attention_mass(keys, list(queries.values()), self._rows + 1, self._columns)
@@ -194,9 +201,12 @@ class RecentRows(deque[CommittedRow]):
     def attention_mass(
         self, cache: Cache, columns: Int[Tensor, " chosen"]
     ) -> Float[Tensor, "layer kv_head 2 chosen"]:
-        """Returns the mean :func:`attention_mass` of these rows over rows and a group's heads.
+        """Returns the :func:`attention_mass` of these rows, divided by the number of rows and of
+        query heads in a group.
 
-        Index 0 of the third dimension is ``Prefill.mass``, index 1 ``Prefill.relevance``.
+        This takes the place of what the prefill recorded: index 0 of the third dimension that of
+        ``Prefill.mass`` (a softmax over all keys), and index 1 that of ``Prefill.relevance`` (over
+        the columns alone).
         """
         visible_keys = torch.tensor([each.visible_keys for each in self])
         queries = [

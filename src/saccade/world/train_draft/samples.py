@@ -1,7 +1,8 @@
 """Training samples for a draft: conversations about the world, encoded by a model's processor.
 
-Any family whose processor ``saccade.inputs.ask`` can drive will do. An item depends on (seed,
-phase, index) alone, so a resumed run sees what an uninterrupted run would have seen.
+They fit any model whose processor ``saccade.inputs.ask`` can call. A batch depends only on the
+run's seed, the number of the training phase and the batch's index in it. So a resumed run sees what
+an uninterrupted run would have seen.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from saccade.inputs.media.clip import make_clip
 from saccade.world import dialogues, drawing, scenes
 from saccade.world.train_draft.recipes import Kind
 
-EVAL_SEED = 10_000_000  # Training draws its scenes below this seed.
+EVAL_SEED = 10_000_000  # Training draws scenes of seeds below this one only.
 # How often each task is drawn for a video. The weights need not add up to 1.
 VIDEO_TASK_WEIGHTS = {"describe": 0.45, "events": 0.10, "qa": 0.15, "chat": 0.15}
-KIND_SHARES = {"video": 0.8, "image": 0.1, "diff": 0.1}
+KIND_SHARES = {"video": 0.8, "image": 0.1, "diff": 0.1}  # How often each kind of medium is drawn.
 # Names under which processors say what each token is: 0 for text.
 TOKEN_TYPES = {"mm_token_type_ids", "token_type_ids"}
-# These fill up a batch's shorter samples on the right, where causal attention does not look.
+# By name, the value that fills up a batch's shorter samples. They are filled up on the right, where
+# causal attention does not look.
 PADDING_VALUES = {
     **{"labels": -100, "input_ids": 0, "attention_mask": 0, "kept_mask": 0},
     **dict.fromkeys(TOKEN_TYPES, 0),
@@ -38,11 +40,12 @@ PADDING_VALUES = {
 
 @dataclass(frozen=True)
 class Canvas:
-    """The medium of a sample: a clip of `frames`, one picture, or two pictures to compare."""
+    """The medium of a sample: a clip ("video"), one picture ("image"), or two pictures to compare
+    ("diff")."""
 
     kind: Kind
-    frames: int
-    height: int
+    frames: int  # Of a clip; 1 for pictures.
+    height: int  # In pixels, like ``width``.
     width: int
 
 
@@ -64,7 +67,8 @@ def readable_kinds(loaded: Loaded, kinds: Sequence[Kind]) -> Sequence[Kind]:
 
 @dataclass(frozen=True)
 class DialogueSpec:
-    """A conversation to be rendered: its scene, one of the world's tasks, and the seed."""
+    """A conversation that is drawn and not rendered yet: its scene, one of the world's tasks, and
+    the seed of its words."""
 
     scene: scenes.Scene
     task: str
@@ -75,7 +79,12 @@ class DialogueSpec:
 def draw_dialogue(
     canvas: Canvas, seed: int, task: str | None = None, max_objects: int = 6
 ) -> DialogueSpec:
-    """Draws a conversation; its scene, task, questions and length depend on `seed` alone."""
+    """Draws a conversation by `seed`: its scene and the length of its clip.
+
+    `task` is one of the world's tasks. If it is None, it is drawn too for a video, and is the kind
+    of the canvas for pictures. A scene has at most `max_objects` objects.
+    """
+    # The scene is drawn by the same seed. With the 7 these draws are others than the scene's.
     rng = np.random.default_rng([7, seed])
     if task is None:
         task = canvas.kind
@@ -113,6 +122,10 @@ class Samples(Dataset):
         batch: int,
         drop: float,
     ) -> None:
+        """``seed`` is (the run's seed, the phase's number). There are ``count`` batches of
+        ``batch`` samples. At most the share ``drop`` of a sample's visual tokens is kept from the
+        draft.
+        """
         self._loaded, self._media, self._seed = loaded, list(media), seed
         self._count, self._batch, self._drop = count, batch, drop
         shares = np.array([KIND_SHARES[kind] for kind in media])
@@ -130,13 +143,13 @@ class Samples(Dataset):
     def _sample(self, canvas: Canvas, rng: np.random.Generator) -> dict[str, Tensor]:
         """Returns one conversation up to one of its answers, whose tokens are the labels."""
         loaded = self._loaded
-        talk = draw_dialogue(canvas, int(rng.integers(EVAL_SEED)))
-        turns = dialogues.conversation(talk.scene, talk.task, talk.seed)
+        dialogue = draw_dialogue(canvas, int(rng.integers(EVAL_SEED)))
+        turns = dialogues.conversation(dialogue.scene, dialogue.task, dialogue.seed)
         last = int(rng.integers(len(turns)))
-        frames = render_pictures(talk, canvas)
+        frames = render_pictures(dialogue, canvas)
         media: dict[str, Any] = {"images": list(frames)}
         if canvas.kind == "video":
-            media = {"clips": [make_clip(frames, talk.seconds)]}
+            media = {"clips": [make_clip(frames, dialogue.seconds)]}
         history = [(turn.question, turn.answer) for turn in turns[:last]]
         inputs = ask(loaded, turns[last].question, history=history, **media)
         answer_ids = loaded.tokenizer(turns[last].answer, add_special_tokens=False).input_ids
@@ -147,8 +160,8 @@ class Samples(Dataset):
 def draw_kept_mask(
     loaded: Loaded, inputs: Mapping[str, Any], rng: np.random.Generator, drop: float
 ) -> Bool[Tensor, "1 len"]:
-    """Draws which tokens of the prompt a draft gets: all text, and the visual tokens without a
-    random share of them, which is at most ``drop``."""
+    """Draws which tokens of the prompt the draft reads: all text, and the visual tokens except for
+    a random share of them, which is at most ``drop``."""
     visual = torch.isin(inputs["input_ids"], torch.tensor(sorted(loaded.backbone.placeholders)))
     kept_mask = ~visual
     visual_count = int(visual.sum())
