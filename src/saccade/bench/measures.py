@@ -1,7 +1,10 @@
 """Measures of a run: acceptance, speed, their intervals, and what the papers' formulas predict.
 
-These are pure functions of recorded answers. ``tau`` is tokens emitted per target forward, the
-target's own token included. The papers count in three units:
+These are pure functions of recorded answers. Of each round an answer records how many tokens were
+``accepted``, how deep the draft was (``drafted``) and how many tokens it had (``nodes``); a chain
+has as many as it is deep. ``own`` is the number of rounds that ended in a token of the target's
+own. ``tau`` is tokens emitted per target forward, the target's own token included. The papers count
+in three units:
 
     emitted    accepted tokens and the target's own, per forward: TABED's block efficiency
     accepted   accepted draft tokens per forward: the tau of SpecVLM and SAGE, and the MAT of
@@ -90,7 +93,8 @@ def accepted_histogram(answers: Sequence[Answer]) -> list[float]:
 
 
 def has_decoded(answer: Answer) -> bool:
-    """Whether there is a speed of decoding: an answer of one token comes with the prefill."""
+    """Returns whether an answer has a speed of decoding. An answer of a single token has none,
+    because that token comes with the prefill."""
     return answer.decode > 0 and len(answer.ids) > 1
 
 

@@ -1,4 +1,9 @@
-"""The report of a run in Markdown: per suite, every method beside plain decoding."""
+"""Writes the report of a run of ``saccade bench`` in Markdown.
+
+A run answers the questions of one or more suites, each a set of items (such as clips), with several
+methods. For each suite the report has tables with a row for each method, in which it is compared
+with plain decoding (``ar``). Peers, such as Hugging Face's ``generate``, are among the methods.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +22,7 @@ from saccade.bench.records import Answer
 from saccade.core.tree import common_length
 
 REPORT_FILE = "report.md"
+MAX_POSITIONS_SHOWN = 8  # Further positions of a draft are left out of the tables.
 SPEED_LEGEND = """\
 `n` answers; *same* is how many have exactly the token ids of plain decoding (`ar`). **tau** is
 tokens emitted per target forward, the target's own included (TABED's block efficiency); *accepted*
@@ -163,7 +169,7 @@ def _table_rows(
 ) -> Iterable[tuple[str, list[str]]]:
     """Yields each method's name with the cells of its row, from its answers without an error.
 
-    ``without_peers`` leaves out other libraries, which are known by having recorded no rounds.
+    ``without_peers`` leaves out peers, which are other libraries: they have recorded no rounds.
     ``drafting_only`` leaves out methods that never drafted, such as plain decoding.
     """
     methods = dict.fromkeys(answer.method for answer in answers)
@@ -178,7 +184,7 @@ def _table_rows(
 
 
 def _caption_lines(answers: Sequence[Answer]) -> Iterable[str]:
-    """Yields a line on captions for each method that reads any."""
+    """Yields a line for each method that reads captions, on the seconds that they took."""
     for name in dict.fromkeys(answer.method for answer in answers if answer.caption):
         captioned = [answer for answer in answers if answer.method == name and answer.caption]
         seconds = mean(answer.caption for answer in captioned)
@@ -280,13 +286,14 @@ FORMULA_COLUMNS: tuple[Column, ...] = (
     (
         "accepted at 1, 2, 3, ...",
         lambda answers, plain: " ".join(
-            f"{each:.2f}" for each in measures.acceptance_by_position(answers)[:8]
+            f"{each:.2f}" for each in measures.acceptance_by_position(answers)[:MAX_POSITIONS_SHOWN]
         ),
     ),
     (
         "rounds with 0, 1, 2, ...",
         lambda answers, plain: " ".join(
-            f"{each:.2f}" for each in measures.accepted_histogram(answers)[:9]
+            f"{each:.2f}"
+            for each in measures.accepted_histogram(answers)[: MAX_POSITIONS_SHOWN + 1]
         ),
     ),
 )

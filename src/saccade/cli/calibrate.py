@@ -95,9 +95,10 @@ def calibrate(
             **device_options.load_arguments,
         )
         requests = [models.ask(prompt, **clip_arguments(clip)) for clip in clips]
+        # On a CPU, roundings of the draft's weights are tried, unless the user has chosen one.
         proposes_rounding = draft_quantize is None and models.target.backbone.device.type == "cpu"
         search_share = 1 - ROUNDING_SHARE if proposes_rounding else 1.0
-        watch = DisturbanceWatch()
+        watch = DisturbanceWatch()  # It notices other programs that keep the processor busy.
         result = calibration.calibrate(
             models,
             requests,
@@ -107,6 +108,8 @@ def calibrate(
             on_progress=tell,
         )
         if draft_quantize is not None:
+            # A rounded draft has a name of its own, by which it could not be loaded again. So the
+            # file gets the two options as they were given.
             result = replace(result, draft=draft, draft_quantize=draft_quantize)
         elif proposes_rounding:
             seconds_left = deadline - time.monotonic()

@@ -44,7 +44,8 @@ def _temporary_home() -> Path:
     """Returns a folder that only this user may write to, since compiled code is loaded from it."""
     try:
         folder = Path(tempfile.gettempdir(), f"saccade-{os.getuid()}")
-        with suppress(FileExistsError):  # It may also be a file, or a link to nothing.
+        # What exists may also be a file, or a link to nothing. The checks below refuse both.
+        with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         state = folder.lstat()
         others_may_write = state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -57,10 +58,10 @@ def _temporary_home() -> Path:
 
 
 class MeasurementFile:
-    """Numbers measured on this machine, in a file below ``home()``.
+    """Numbers measured on this machine, such as a kernel's seconds, in a file below ``home()``.
 
-    The key of a number contains what was measured, the machine, its processor and the number of
-    threads in use.
+    Each is stored under a key (:meth:`key`): a digest of what was measured, the machine, its
+    processor, torch's version and the number of threads in use.
     """
 
     def __init__(self, name: str) -> None:

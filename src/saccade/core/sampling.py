@@ -231,13 +231,13 @@ class Scores:
 
     tree: Tree
     rows: Sequence[Float[Tensor, " vocab"]]  # logits before any rule
-    rules: Sampling
+    rules: Sampling  # the request's, which are applied to ``rows``
     context: Sequence[int]  # ids of prompt and committed text, valid until the next commit
     answer_length: int  # how many ids of ``context`` are this answer's, and not those before it
-    request: int = 0
+    request: int = 0  # its number in the call, from which its noise is made too
     draft_start: int | None = field(default=None, kw_only=True)
-    """How many tokens the answer had when this draft began; None means ``answer_length``. It is
-    less where tokens of this draft were committed since."""
+    """How many tokens the answer had when this draft began. That is fewer than ``answer_length`` if
+    tokens of this draft have been committed since. None means ``answer_length``."""
     likeliest: Sequence[Callable[[], TopTokens] | None] = field(
         default=(), kw_only=True, compare=False, repr=False
     )
@@ -279,14 +279,15 @@ class Scores:
     def every_law(self) -> Callable[[int], Law | None]:
         """Returns :meth:`law`, or a faster function that gives the same laws.
 
-        Where every law is an arg-max and no logit is NaN, the arg-max of all rows is taken at once,
-        unless that would copy many logits on a CPU. Rows whose arg-max the forward computed already
-        are not among them; :meth:`law` answers for those.
+        If every law is an arg-max, those that the forward has not computed already are computed
+        here, for all rows at once. :meth:`law` itself is returned if a logit is NaN, if there are
+        not two such rows, or if many logits would be copied on a CPU.
         """
         nodes = [node for node in range(ROOT, len(self.rows) - 1) if not self._has_token(node)]
         rows = [self.rows[node + 1] for node in nodes]
-        copied = sum(len(row) for row in rows if row.device.type == "cpu")
-        if not self.rules.is_plain or len(rows) < 2 or copied > MAX_COPIED_LOGITS:
+        copied_logits = sum(len(row) for row in rows if row.device.type == "cpu")
+        is_faster = len(rows) >= 2 and copied_logits <= MAX_COPIED_LOGITS
+        if not self.rules.is_plain or not is_faster:
             return self.law
         best, tokens = torch.stack(rows).max(-1)
         likeliest = tokens.masked_fill_(best.isnan(), NO_TOKEN).tolist()
@@ -336,22 +337,20 @@ class Scores:
         """Returns :meth:`top` of each node, for all at once, so that a GPU is waited for once."""
         if not counts:
             return {}
-        if (
-            set(counts.values()) == {1}
-            and self.rules.is_plain
-            and all(map(self._has_token, counts))
-        ):
+        # The forward may have computed the one token that is asked for after each node.
+        wants_one_each = set(counts.values()) == {1}
+        if wants_one_each and self.rules.is_plain and all(map(self._has_token, counts)):
             tokens = {node: self._computed_token(node) for node in counts}
             if NO_TOKEN not in tokens.values():
                 return {node: [token] for node, token in tokens.items() if token is not None}
         rows = {node: self.logits(node) for node in counts}
         if all(row.device.type != "cpu" for row in rows.values()):
-            most = max(counts.values())
+            largest_count = max(counts.values())
             if len(rows) > 1:
                 all_rows = torch.stack([*rows.values()])
             else:
                 all_rows = next(iter(rows.values()))[None]
-            best = self._likeliest_first(all_rows, most).tolist()
+            best = self._likeliest_first(all_rows, largest_count).tolist()
         else:  # On a CPU nothing is gained by stacking, which copies the rows.
             best = [self._likeliest_first(rows[n], count).tolist() for n, count in counts.items()]
         return {
@@ -366,7 +365,7 @@ class Scores:
         one."""
         best = torch.topk(logits, min(count, logits.shape[-1]))
         if not self.rules.processors and self.rules.grammar is None:
-            # No rule can forbid anything here, so the two kernels of the mask are left out.
+            # No rule can forbid a token, so the mask, which takes a GPU two kernels, is left out.
             return best.indices
         return best.indices.masked_fill(best.values.isneginf(), NO_TOKEN)
 

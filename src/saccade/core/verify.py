@@ -39,8 +39,8 @@ def verify(tree: Tree, p: Callable[[int], Law | None], noise: Noise) -> Verdict:
         refused = False
         for sibling, child in enumerate(children(tree, node)):
             x, q = tree.tokens[child], tree.q[child]
-            # ``min`` and ``max`` return their first argument if it is NaN. So with a NaN in q the
-            # chance is NaN, no noise is below it, and the token is rejected. The residual is then p
+            # A NaN in q must reject the token. ``min`` and ``max`` return their first argument if
+            # it is NaN, so the chance is NaN too, and no noise is below it. The residual is then p
             # itself. The tiny number only prevents a division by zero.
             chance = prob(law, x) if q is None else min(prob(law, x) / max(prob(q, x), 1e-38), 1.0)
             # Drawing noise takes time, so it is skipped where the chance is 0 or 1.

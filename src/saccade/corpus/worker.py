@@ -1,4 +1,8 @@
-"""The worker of a corpus run: loads the models once, and answers jobs."""
+"""Answers the jobs of ``saccade caption`` with models that are loaded once.
+
+A job is one entry of a manifest: a prompt about a video, a document or both. Each job becomes a row
+of the file of answers, which has the answer or the reason why there is none.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ class OpenedJob:
     """A job whose video and document have been read."""
 
     job: ClipJob
-    subject: subjects.Subject
+    subject: subjects.Subject  # what the prompt is about: the frames and the document's text
 
 
 class CorpusWorker:

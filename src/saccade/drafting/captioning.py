@@ -15,11 +15,12 @@ from saccade.drafting.setup import Captions, Setup
 
 
 class Captioning:
-    """The texts that a draft's views need for one call's inputs.
+    """Makes the texts that a draft's view puts in the place of videos, for one call's inputs.
 
-    It is made when the target's prefill begins. Then it makes captions in a thread where that does
-    not slow the target: where the target is on a GPU, or works with fewer threads than there are
-    cores. Elsewhere they are made when ``texts`` is called.
+    They are newlines or captions. This object is made when the target's prefill begins. A thread
+    then makes the captions beside the prefill, if that does not slow the target: if the target is
+    on a GPU, or works with fewer threads than there are cores. Otherwise the captions are made when
+    ``texts`` is called.
     """
 
     def __init__(self, setup: Setup, inputs: Inputs) -> None:
@@ -28,7 +29,7 @@ class Captioning:
         self._seconds = self._waited = 0.0
         self._pending: Future[Captions] | None = None
         device, threads = setup.target.device, torch.get_num_threads()
-        free_threads = threads
+        free_threads = threads  # For captions beside the target; without any they are made later.
         if device.type == "cpu":
             free_threads = min(threads, len(own_cpus()) - threads)
         if self._captioner is not None and free_threads > 0:

@@ -75,10 +75,12 @@ def take_turns(
 
 def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, Round]]:
     """Runs one round of all requests of all groups, in one forward of the target."""
+    # The drafters propose.
     start = now()
     drafted = proposals([(group.drafter, _states_to_draft(group)) for group in groups])
     propose_seconds = now() - start
 
+    # The target scores what was drafted, and each tree is verified.
     start = now()
     # Unjudged trees were drafted in an earlier round, so they take no time in this one.
     proposed = [
@@ -98,21 +100,24 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
         scores = {request: scored[group.first + request] for request in trees}
         judgement = judge(trees, scores, group.cut)
         outcomes.append((group, trees, draft_seconds, scores, judgement))
-        emitted |= {group.first + r: verdict.tokens for r, verdict in judgement[0].items()}
+        verdicts, _ = judgement
+        emitted |= {group.first + r: verdict.tokens for r, verdict in verdicts.items()}
     target.commit(emitted)
     verify_seconds = now() - start
     first_of_size = capture_new_sizes()
 
-    # A request has one row for the last token of its text, and one for each node of its tree.
+    # The drafters commit what was emitted, and each request's round is yielded. In the target's
+    # forward a request had one row for the last token of its text, and one for each node.
     rows = len(scored) + sum(len(tree) for _, trees, _ in proposed for tree in trees.values())
     for group, trees, draft_seconds, scores, judgement in outcomes:
         start = now()
-        group.drafter.commit({r: verdict.tokens for r, verdict in judgement[0].items()})
+        verdicts, _ = judgement
+        group.drafter.commit({r: verdict.tokens for r, verdict in verdicts.items()})
         group.unjudged = unjudged_trees(trees, judgement)
         commit_seconds = now() - start
         spent = propose_seconds + commit_seconds, verify_seconds
         loads: dict[int, Load | None] = dict.fromkeys(trees)
-        if len(scored) > 1:
+        if len(scored) > 1:  # Several requests shared the target's forward.
             commit_seconds_each = commit_seconds / len(trees)
             loads |= {
                 request: Load(len(scored), rows, seconds + commit_seconds_each)
@@ -126,7 +131,11 @@ def work_side_by_side(
     target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut
 ) -> Iterator[Round]:
     """Judges the tokens in flight while the draft continues after them, with one forward of the
-    target per round."""
+    target per round.
+
+    The draft runs in a process of its own. So it drafts while ``score`` runs here, and ``extend``
+    only fetches the tokens that it has drafted meanwhile, or waits for them.
+    """
     group = Group.start(draft, requests, cut)
     in_flight = draft.propose(group.states)
     while in_flight:
@@ -143,11 +152,14 @@ def work_side_by_side(
         commit_end = now()
         draft.commit(emitted)
         in_flight = {r: Tree() for r in live}
-        # The target has no scores after a token that the draft added meanwhile. Where the target
-        # accepted that token, it adds no token of its own, and the draft goes on after the accepted
-        # tokens. After a rejection the next round starts with nothing in flight.
+        # The last token of a tree is the one that the draft added while the target scored, so the
+        # target has no scores after it. If all tokens of a tree are accepted, the verdict therefore
+        # has no token of the target's own, and the draft goes on after the accepted tokens. After a
+        # rejection the next round starts with nothing in flight.
         if all_accepted := [r for r in live if verdicts[r].own is None]:
             in_flight |= draft.propose({request: group.states[request] for request in all_accepted})
+        # Where the target had no memory to score a tree (``MemoryGuard``), what it has not judged
+        # comes first.
         in_flight |= unjudged_trees(trees, (verdicts, endings))
         draft_seconds = extend_end - score_end + now() - commit_end
         verify_seconds = score_end - start + commit_end - extend_end

@@ -7,9 +7,10 @@ and only those K visual keys that its text attends to most. The visual keys are 
     K_{l,h} = top-K_j  mean over text queries i, summed over the heads of a group, of A_{l,h}[i, j]
     m_t + K = 1024,  gamma = 9
 
-A video that has at most 1024 - m_t tokens would be kept whole, so only an eighth of its tokens is
-kept. ``keys=N`` replaces 1024 by N, and then such a video is kept whole. The baselines of Table 1
-are ``streaming`` (attention sinks and a window, m_t + K keys in all) and tuning-free ``layerskip``.
+By these numbers the draft would read a video of at most 1024 - m_t tokens whole. Of such a video
+K is an eighth of the tokens instead. ``keys=N`` puts N in the place of 1024, and then a video that
+fits is read whole. The baselines of Table 1 are ``streaming`` (attention sinks and a window,
+m_t + K keys in all) and ``layerskip``, without tuning.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views import saliency
 
 TOTAL_KEYS = 1024  # m_t + K
-GAMMA = 9
-SINKS = 4
+GAMMA = 9  # Tokens of a draft.
+SINKS = 4  # First tokens of the prompt that ``Streaming`` keeps.
 SHORT_VIDEO_DIVISOR = 8  # Short videos keep one visual token in eight.
 
 
@@ -89,7 +90,7 @@ class PerHead(Budgeted):
     """A view of all text keys and, per layer and KV head, of the most attended visual keys."""
 
     name: str = "per-head"
-    refresh: Refresh | None = None
+    refresh: Refresh | None = None  # When keys are chosen again in an answer; None means never.
 
     @property
     def needs(self) -> Capabilities:
@@ -100,11 +101,12 @@ class PerHead(Budgeted):
         return KeyUpdates(refresh=self.refresh)
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
-        assert prefill.mass is not None
-        chosen = top(prefill.mass, self.budget(prompt))
+        assert prefill.mass is not None, "the view asked for the text's attention"
+        chosen = top(prefill.mass, self.budget(prompt))  # [layer, kv_head, kept]
         visual = prompt.index[prompt.visual][chosen]
         text = prompt.index[~prompt.visual].expand(*visual.shape[:2], -1)
-        return replace(prompt, reading=Reading(heads=torch.cat([text, visual], -1).sort(-1).values))
+        rows = torch.cat([text, visual], -1).sort(-1).values
+        return replace(prompt, reading=Reading(heads=rows))
 
 
 @dataclass(frozen=True)

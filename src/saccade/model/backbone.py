@@ -118,19 +118,29 @@ class Backbone:
                 f"{type(model).__name__} has no decoder of layers, with a head over them, that "
                 "Saccade knows how to drive"
             ) from error
+
+        # A model may be split by heads over several processes (tensor parallelism). From here on
+        # ``heads`` and ``kv_heads`` are the numbers of this process's heads.
         self.shares = tensor_parallel.head_shares(layers[0])
-        self.heads //= self.shares.count  # From here on these are the heads of this process.
+        self.heads //= self.shares.count
         self.kv_heads //= self.shares.count
+
+        # Which layers have keys, and which a state.
         self.config = config
         self.layer_count: int = len(layers)
         self.mixers = recurrent.mixers_of(layers, config)
-        """The layers that have a state instead of keys, by their place among all layers."""
+        """The recurrent layers, which have a state instead of keys, by their place among all
+        layers."""
         with_keys = [layer for layer in range(self.layer_count) if layer not in self.mixers]
         self.key_layers = {layer: number for number, layer in enumerate(with_keys)}
         """The layers that have keys: their place among all layers -> their place among these."""
         self.key_layer_count: int = len(self.key_layers)
+        # The sliding window of each layer that has keys, None where it sees all keys. The list is
+        # empty if no layer has a window.
         windows = windowed_attention.windows_of(config, [*self.key_layers])
         self.windows: list[KeyWindow | None] = windows if any(windows) else []
+
+        # The width of heads, the positions and the embeddings.
         config_fields = config.to_dict()
         self.head_dim: int = (
             config_fields.get("head_dim") or config.hidden_size // config.num_attention_heads
@@ -141,13 +151,16 @@ class Backbone:
         default_sections = () if rotary is None else vars(rotary).get("mrope_section", ())
         # How many position numbers a token has: three for M-RoPE (time, height, width), else one.
         self.axes = len(rope.get("mrope_section") or default_sections or ()) or 1
-        # Only models with an embedding for each layer say how wide it is.
+        # Some models (Gemma 3n and 4) read a second embedding of each token, with a part for each
+        # layer. Only their configs have this field, the width of such a part.
         has_layer_embeddings = bool(config_fields.get("hidden_size_per_layer_input"))
         self._row_argument_names = {"per_layer_inputs"} if has_layer_embeddings else set()
         self.max_positions: int | None = config_fields.get("max_position_embeddings")
         self._embed: Any = self.model.get_input_embeddings()
         # The head of a model may have more ids than its embedding can read.
         self.embedding_count: int = self._embed.weight.shape[0]
+
+        # Where and how the model is run: the reader of prompts, the vision tower and the decoder.
         self.device = device_of(self._embed)
         self.devices = [device_of(layers[layer]) for layer in self.key_layers]
         self.dtype: torch.dtype = head.weight.dtype
@@ -170,14 +183,17 @@ class Backbone:
         self._tower = Tower(self.model, self.text, head)
         self.prefix_cache: PrefixCache | None = None  # A server shares one between its requests.
         self.graphs: dict[int, Any] = {}
-        """Captured forwards (``capture_choice``) by depth, shared with :meth:`first_layers`."""
+        """The decoding forwards that were captured as CUDA graphs (``capture_choice``), by the
+        number of layers that they run. :meth:`first_layers` shares the dictionary."""
         self.full_backbone: Backbone | None = None  # The whole model, if this is its first layers.
         self.rounding: Rounding | None = None  # How a draft's copies of the weights are rounded.
         self._rounded: dict[Rounding, Backbone] = {}
         self.fused: FusedDecoder | None = None
-        self.few_row_kernels: Kernels | None = None  # for captured forwards on GPUs
+        self.few_row_kernels: Kernels | None = None  # attention for captured forwards, on GPUs
         if can_fuse and fused is not False:
             self.fused = FusedDecoder(self.text, head, self.axes)
+
+        # The heads as the layers use them, and the attention kernels for them.
         self.head_shapes = self._find_head_shapes()
         shapes = {*self.head_shapes}
         # Whether layers differ in their key heads, or values have another width than keys.
@@ -194,15 +210,18 @@ class Backbone:
             self.few_row_kernels = kernels_for(
                 self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype
             )
+
         # Whether its logits were compared with those of ``generate`` (``generate_check``).
         self.is_checked_against_generate = False
-        self._newest: Backbone | None = None  # The one made after the latest change of the model.
+        # The backbone that ``current`` made after the latest change of the model.
+        self._newest: Backbone | None = None
         modules = [*self.model.modules()]
         outer = [each for each in modules if any(self.text is part for part in each.modules())]
         self.outer_modules: list[nn.Module] = [each for each in outer if each is not self.text]
         """The modules that contain the language model."""
         # Whether logits are more than the output of the head; None until that was tried.
         self.needs_model_for_logits: bool | None = None
+        # Somebody's hook or forward around the language model may change the logits.
         if any(foreign_hooks(each) or is_patched(each) for each in self.outer_modules):
             self.needs_model_for_logits = True
         self._snapshot, self.description = self._describe_modules()
@@ -293,9 +312,9 @@ class Backbone:
             vision_outputs: what the vision tower of another model, which has the same weights,
                 returned for these inputs (:meth:`record_vision`). It is used instead of running
                 this model's tower.
-            with_averaged_rows: whether ``Media.averaged_rows`` is filled in too, for models that
-                have it (:attr:`can_average_rows`). It is computed from the same run of the vision
-                tower.
+            with_averaged_rows: whether ``Media.averaged_rows`` is filled in too: the visual rows,
+                averaged in blocks of 2x2 before the projector. It stays empty for models that
+                cannot do this (:attr:`can_average_rows`). The vision tower does not run again.
             vision: the tower's outputs that a conversation has stored. Media that are among them do
                 not go through the tower again.
         """
@@ -387,21 +406,23 @@ class Backbone:
             step: the attention, which also writes keys and values.
             deepstack: (mask of visual rows, [layer, visual, dim] to add to the first layers).
             only_last_row: only the last hidden state is needed, so earlier ones may be left out.
-            length: tokens of the prompt that these rows belong to, on which rotary rules may
-                depend. None where each row is the last of its own text.
+            length: the number of tokens of the prompt that these rows belong to. Only rotary rules
+                that depend on the length of a text read it. If it is None, each row is rotated as
+                the last token of its own text.
             row_arguments: what the language model reads of each row besides its embedding
                 (``families.ROW_ARGUMENTS``).
-            mixer_rows: what layers with a state read and write; by default the states of the
-                step's requests.
+            mixer_rows: the rows as recurrent layers read and write them; by default with the states
+                of the step's requests.
         """
         refuse_autocast(self.device)
         writer = HiddenStateWriter(step.segments)
         if self.fused is not None:
             rotation = self.fused.rotation(embeds, positions)
             if deepstack is not None and len(deepstack[1]) >= self.key_layer_count:
-                # Rows are added after the last layer too, by a mask of all rows, so that layer must
-                # compute all rows.
+                # Deepstack adds to the output of the last layer too. It finds the rows to add to by
+                # a mask over all rows, so the last layer must return all of them.
                 only_last_row = False
+            # A draft head may read what the last layer computes for every row.
             only_last_row = only_last_row and not writer.needs_last_layer(self.layer_count)
             write_hidden = writer.write if writer.layers else None
             return self.fused.decode(
@@ -436,9 +457,12 @@ class Backbone:
 
     @contextmanager
     def _write_hidden(self, writer: HiddenStateWriter) -> Iterator[None]:
-        """While this lasts each layer whose input a draft head reads also writes that input to the
-        caches. So does the last norm, whose number follows that of the last layer. The norm's
-        output (``AFTER_NORM``) is not written here."""
+        """While this lasts, each layer whose input a draft head reads also writes that input to the
+        caches.
+
+        The number after that of the last layer stands for the last norm, whose input is what the
+        last layer returns. The norm's output (``AFTER_NORM``) is written by :meth:`forward`.
+        """
         modules = [*self.text.layers[: self.layer_count], self.text._modules.get("norm")]
         with ExitStack() as stack:
             for number in writer.layers - {AFTER_NORM}:
@@ -493,8 +517,9 @@ class Backbone:
     def _use_lengths_for_rotary(
         self, positions: Int[Tensor, "axes all"], length: int | None
     ) -> Iterator[None]:
-        """While this lasts each row is rotated as in a text of ``length`` tokens, or one that ends
-        with the row. That matters only to rotary rules that depend on the length."""
+        """While this lasts, rotary rules that depend on the length of a text rotate each row as in
+        a text of ``length`` tokens. If that is None, each row is rotated as in a text that ends
+        with this row."""
         if not self.rotates_by_length:
             yield
             return
@@ -517,9 +542,10 @@ class Backbone:
         return head(hidden).to(self.device)
 
     def _logits_of_model(self, hidden: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows vocab"]:
-        """Returns logits by the model's own forward, whose decoder returns these hidden states.
+        """Returns what the model's own forward makes of these hidden states.
 
-        Some families scale or cap the output of their head, each in its own way.
+        Some families scale or cap the output of their head, each in its own way. The model's
+        forward is called with a stand-in for its decoder, which returns ``hidden``.
         """
 
         def decode(*args: Any, **kwargs: Any) -> BaseModelOutputWithPast:
@@ -620,9 +646,11 @@ class Backbone:
         0 where every layer has keys.
         """
         mixers = self.mixers.values()
-        windows = sum(mixer.window_numbers for mixer in mixers) * self.dtype.itemsize
-        memories = sum(mixer.memory_numbers for mixer in mixers) * torch.float32.itemsize
-        return (windows + memories) * recurrent.STATES_PER_REQUEST
+        # A state has the last inputs of a convolution (its window), and in Gated DeltaNet also a
+        # memory, which is in fp32.
+        window_bytes = sum(mixer.window_numbers for mixer in mixers) * self.dtype.itemsize
+        memory_bytes = sum(mixer.memory_numbers for mixer in mixers) * torch.float32.itemsize
+        return (window_bytes + memory_bytes) * recurrent.STATES_PER_REQUEST
 
     def new_cache(self, capacity: int, forward_rows: int | None = None) -> Cache:
         """Returns an empty cache for a request, whose tensors are where each layer is.
@@ -641,11 +669,12 @@ class Backbone:
         )
 
     def _find_head_shapes(self) -> list[HeadShape]:
-        """Returns the shapes of the keys and values that each layer asks attention for.
+        """Returns the shapes of the keys and values that each layer hands to attention.
 
-        The fused decoder has one shape for all layers. Other models' configs are no guide, because
-        of latent attention, other heads in layers with a window, and settings that no layer reads.
-        So their layers are run on one token, without the caller's hooks.
+        The fused decoder has one shape for all layers. The layers of other models are run on one
+        token, without the caller's hooks, because the shapes cannot be told from their configs:
+        some models have latent attention, some have other heads in layers with a window, and some
+        configs have settings that no layer reads.
         """
         usual = HeadShape(self.kv_heads, self.head_dim, self.head_dim)
         if self.fused is not None:
@@ -817,7 +846,8 @@ class Backbone:
 
 
 def state_rows(segment: Segment) -> StateRows:
-    """Returns a segment's rows for layers with a state: committed rows, then new tree nodes."""
+    """Returns the rows of one request in a forward (a segment) as recurrent layers need them: rows
+    that will be committed, then new nodes of its tree."""
     states = segment.cache.states
     assert states is not None
     committed, scored = segment.committed_rows, segment.scored_nodes

@@ -37,6 +37,7 @@ GLOBAL_HOOKS: tuple[dict[Any, Any], ...] = (
     torch_module._global_forward_hooks,
     torch_module._global_forward_pre_hooks,
 )
+# The folders of the code of torch and transformers, and of this package's.
 LIBRARIES = tuple(
     f"{Path(str(package.__file__)).parent}{os.sep}" for package in (torch, transformers)
 )
@@ -88,7 +89,8 @@ def comes_from(function: Any, folders: Sequence[str] = LIBRARIES) -> bool:
     """Returns whether a function's code is in one of these folders, which are torch's and
     transformers' unless others are named.
 
-    The function may be decorated, or a partial one.
+    A partial function is judged by the function that it calls. A method of an object of this
+    package is taken to be in ``OUR_FILES``, even if a decorator from elsewhere wraps it.
     """
     function = getattr(function, "func", function)
     if OUR_FILES in folders and _is_method_of_ours(function):
@@ -193,7 +195,8 @@ class Snapshot:
             for module in modules
             if id(module) in outer_ids or _has_tensor_attributes(module)
         ]
-        # Of these modules only the registries are compared, not all attributes.
+        # Of these modules only the registries are compared, one by one. Of all others the whole
+        # dictionary of attributes is compared.
         partly_compared = {id(module) for module, _ in self._registries}
         registries = [vars(module)[name] for module in modules for name in REGISTRIES]
         registries += GLOBAL_HOOKS
@@ -209,6 +212,7 @@ class Snapshot:
         self._configs = configs
         self._attention = [*map(foreign_attention, configs)]
         self._weights = [tensor for _, tensor in _weights(modules) if _has_own_memory(tensor)]
+        # The weights whose version says how often they were written to.
         self._versioned = [each for each in self._weights if version_of(each) is not None]
         self._addresses = [*map(Tensor.data_ptr, self._weights)]
         self._versions = [*map(_version, self._versioned)]
@@ -220,13 +224,21 @@ class Snapshot:
         """Returns whether no module, weight, version, hook, forward or setting differs."""
         try:
             return (
+                # No hook, submodule or weight was added to a registry that had none.
                 not any(self._empty)
+                # Attributes, registries, config fields and names in modeling files are the same.
                 and all(map(eq, map(tuple, map(dict.values, self._dicts)), self._values))
+                # No module has got another class.
                 and [*map(type, self._modules)] == self._types
+                # No weight has moved to other memory.
                 and [*map(Tensor.data_ptr, self._weights)] == self._addresses
+                # No weight was written to.
                 and [*map(_version, self._versioned)] == self._versions
+                # No class has got another forward.
                 and all(kind.forward is forward for kind, forward in self._forwards)
+                # No attention function was registered in the place of another.
                 and [*map(foreign_attention, self._configs)] == self._attention
+                # The modules that are compared by their registries alone have the same ones.
                 and all(
                     all(map(is_, _registries(module), registries))
                     for module, registries in self._registries
@@ -249,7 +261,7 @@ def _never_current() -> Snapshot:
     return snapshot
 
 
-_version = attrgetter("_version")
+_version = attrgetter("_version")  # For tensors whose writes are counted; see ``version_of``.
 
 
 def version_of(tensor: Tensor) -> int | None:
@@ -391,8 +403,8 @@ def names_of(hooks: Iterable[Any]) -> str:
 def refuse_autocast(device: torch.device) -> None:
     """Raises ModelError inside ``torch.autocast`` for this kind of device.
 
-    Under it the inputs of every product are rounded, and how depends on how many rows are
-    multiplied at once.
+    Autocast rounds the inputs of every matrix product, in a way that depends on the number of rows
+    that are multiplied at once.
     """
     if torch.is_autocast_enabled(device.type):
         raise ModelError(

@@ -39,8 +39,10 @@ class _LanguageModelCalled(Exception):
 class PromptReader:
     """Runs a model up to the call of its language model, to read prompts.
 
-    ``uses_trained_positions`` says whether the text after a medium gets the positions that
-    :func:`move_text_past_media` returns: ``positions="trained"`` of ``Backbone``.
+    ``text`` is the language model, and ``axes`` how many numbers a position has: three for M-RoPE
+    (time, height, width), else one. ``uses_trained_positions`` says whether the text after a medium
+    gets the positions that :func:`move_text_past_media` returns: ``positions="trained"`` of
+    ``Backbone``.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class PromptReader:
         Raises ModelError for a model that Saccade cannot drive, OptionError for inputs that do not
         belong together.
         """
+        # The arguments of the language model, for all requests at once, with padding.
         arguments = self._language_model_arguments(inputs)
         ids: Tensor = inputs["input_ids"].to(self.device)
         embeds = arguments["inputs_embeds"]
@@ -83,8 +86,10 @@ class PromptReader:
             for name in families.ROW_ARGUMENTS
             if isinstance(arguments.get(name), Tensor)
         }
+        # Each request's own rows of these arguments, without padding, become its prompt. Deepstack
+        # has no axis of requests: its rows for one prompt follow those for the prompt before.
         prompts: list[Prompt] = []
-        deepstack_start = 0  # of the next prompt's rows
+        deepstack_start = 0  # where those of the next prompt begin
         cell_reader = _CellReader(self, inputs)
         for number in range(len(ids)):
             rows = is_real[number]
@@ -95,6 +100,7 @@ class PromptReader:
             if self.uses_trained_positions and self.axes > 1:
                 own_positions = move_text_past_media(library_positions, visual | fixed)
             last_visible_row = self._last_visible_rows(masks, number, rows)
+            sees_later_rows = last_visible_row is not None
             prompt = Prompt(
                 context=own_ids,
                 embeds=own_embeds,
@@ -106,8 +112,7 @@ class PromptReader:
                 next_position=int(own_positions[:, -1].max()) + 1,  # as generate() does
                 media=Media(
                     last_visible_row=last_visible_row,
-                    sees_ahead_in_windows_only=last_visible_row is not None
-                    and "full_attention" not in masks,
+                    sees_ahead_in_windows_only=sees_later_rows and "full_attention" not in masks,
                     row_arguments={
                         name: each[number, rows] for name, each in row_arguments.items()
                     },
@@ -306,16 +311,20 @@ def average_blocks(
     lead_rows = rows.shape[1] - side**2
     if side not in sides or lead_rows > 1:
         return rows
-    square = rows[:, lead_rows:].transpose(1, 2).unflatten(2, (side, side))
-    means = avg_pool2d(square, 2, ceil_mode=True).repeat_interleave(2, 2).repeat_interleave(2, 3)
-    return torch.cat([rows[:, :lead_rows], means[..., :side, :side].flatten(2).transpose(1, 2)], 1)
+    square = rows[:, lead_rows:].transpose(1, 2).unflatten(2, (side, side))  # [picture, dim, h, w]
+    block_means = avg_pool2d(square, 2, ceil_mode=True)
+    # Each mean is written to the four rows of its block. If the side is odd, the last line and
+    # column of what this gives lie outside the square.
+    means = block_means.repeat_interleave(2, 2).repeat_interleave(2, 3)[..., :side, :side]
+    return torch.cat([rows[:, :lead_rows], means.flatten(2).transpose(1, 2)], 1)
 
 
 class _CellReader:
     """Finds the cells of the visual rows of each prompt of a batch, one prompt after another.
 
-    A processor returns the grids of all prompts in one sequence. Each call of :meth:`next` takes
-    those of its prompt's media from it, so prompts have to be read in order.
+    A row's cell is its place in a picture or video: (number of the medium, t, h, w). A processor
+    returns the grids of all prompts in one sequence. Each call of :meth:`next` takes those of its
+    prompt's media from it, so prompts have to be read in order.
     """
 
     def __init__(self, reader: PromptReader, inputs: Inputs) -> None:

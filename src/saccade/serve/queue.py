@@ -217,6 +217,7 @@ class RequestQueue:
         for request in (*self._running.values(), *self._waiting):
             if not request.is_cancelled and request.deadline >= now:
                 continue
+            # Only a late request's client reads this error. A cancelled one's has gone.
             request.send(ApiError(504, "the answer took too long"))
             if request.number is None:
                 self._waiting.remove(request)

@@ -1,4 +1,8 @@
-"""Turns an API request into engine requests: loads and decodes media, makes the model's inputs."""
+"""Turns a request of the HTTP API into requests that the engine can run.
+
+It refuses what this server does not allow, loads and decodes media, makes the model's inputs, and
+sets the options of each answer: seed, limits, grammar, and the tokens that end it.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +66,7 @@ DataUrls = dict[str, memoryview]
 # No client may set these variables of templates, nor those that are parameters of
 # `apply_chat_template`.
 RESERVED_VARIABLES = ("messages", "conversations", "bos_token", "eos_token")
-SCALING = Image.Resampling.BICUBIC
+SCALING = Image.Resampling.BICUBIC  # How frames are resized to ``min_pixels`` or ``max_pixels``.
 LOW_DETAIL_SIZE = (512, 512)  # In pixels. A picture of detail "low" is shrunk to fit into it.
 
 
@@ -100,9 +104,12 @@ class RequestReader:
             target.tokenizer, target.backbone.vocab, eos_ids
         )
         template = getattr(target.processor, "chat_template", None) or ""
+        # How the model writes a call of a tool; None if its template has no way that is known here.
         self._dialect = tool_calls.find_dialect(template)
+        # The texts around the model's reasoning, such as <think> and </think>; None if it has none.
         self._marks = find_marks(target.tokenizer, template)
         marks = self._marks
+        # A decoder that writes the marks although they are special tokens; None if none is needed.
         self._decode_reasoning = None if marks is None else marks.decoder(target.tokenizer)
         self._logged: set[str] = set()  # The messages about ignored fields, each logged once.
         # A tokenizer changes its own settings while it works, so threads use it one at a time.
@@ -112,8 +119,9 @@ class RequestReader:
         """Checks, before any work, that this server allows the request. Raises ApiError."""
         max_tokens = self._max_answer_tokens
         if request.token_limit is not None and request.token_limit > max_tokens:
-            newer = "max_completion_tokens"
-            field = newer if vars(request).get(newer) is not None else "max_tokens"
+            # The error names the field by which the client has set the limit.
+            newer_field = "max_completion_tokens"
+            field = newer_field if vars(request).get(newer_field) is not None else "max_tokens"
             raise ApiError(400, f"{field}: this server writes at most {max_tokens} tokens", field)
         characters = sum(map(len, request.texts))
         if characters > MAX_CHARACTERS_PER_TOKEN * self._max_positions:
@@ -229,10 +237,11 @@ class RequestReader:
     def _read_chat(
         self, request: ChatRequest, stop: StopSignal, data_urls: DataUrls
     ) -> ReadRequest:
+        # The media are loaded and decoded, in the order of the messages.
         sampling = self._sampling(request)
         clips: list[Clip] = []
         images: list[np.ndarray] = []
-        media: list[Sequence[np.ndarray]] = []
+        media: list[Sequence[np.ndarray]] = []  # The frames of each, for a captioner.
         for part in (part for turn in request.messages for part in content_parts(turn)):
             stop.check()
             if isinstance(part, ImagePart):
@@ -248,6 +257,8 @@ class RequestReader:
                 frames = self._scale(clip.frames, part.pixel_limits, request)
                 clips.append(replace(clip, frames=frames))
                 media.append(list(clips[-1].frames))
+        # The messages and the media become the inputs of the target, and of the draft if its
+        # processor makes others.
         draft_inputs = None
         with self._processor_lock:
             inputs = self._inputs(self._target, request, clips, images)
@@ -259,21 +270,21 @@ class RequestReader:
         answers = self._engine_requests(request, inputs, draft_inputs, captioner, reasoning)
         warnings = [warning for clip in clips for warning in clip.warnings]
         all_frames = [*(image[None] for image in images), *(clip.frames for clip in clips)]
-        # A checkpoint may be trained on one kind of picture. It warns about answers on others.
+        # A checkpoint that was trained on one kind of picture alone has a warning for all others.
         domain = self._target.training_domain
         if domain is not None and not all(map(domain.includes, all_frames)):
             warnings.append(domain.warning)
-        names = frozenset(tool.function.name for tool in request.callable_tools)
+        tool_names = frozenset(tool.function.name for tool in request.callable_tools)
         form = ChatForm(
-            self._dialect if names else None,
-            names,
+            self._dialect if tool_names else None,
+            tool_names,
             reasoning,
             shows_reasoning=request.include_reasoning is not False,
         )
         return ReadRequest(answers, form, warnings)
 
     def _reasoning(self, request: ChatRequest, inputs: Inputs) -> Reasoning | None:
-        """Returns how reasoning is found in the answers.
+        """Returns the object that finds the reasoning in the answers, by the marks around it.
 
         Returns None where the model has no marks for reasoning, and where a grammar allows none.
         """
@@ -284,6 +295,8 @@ class RequestReader:
             # A grammar reads ids, so without a closing token it cannot tell where reasoning ends.
             # It applies from the first token on and leaves no room for reasoning.
             return None
+        # A template may end the prompt with a mark, so that an answer begins within reasoning, or
+        # has none.
         prompt_end = inputs["input_ids"][0, -PROMPT_END_TOKENS:].tolist()
         text = self._target.tokenizer.decode(prompt_end, skip_special_tokens=False)
         return Reasoning(self._marks, self._marks.start_after(text))
@@ -306,7 +319,8 @@ class RequestReader:
             height = min(height, max(1, int(max_pixels // width)))
             width = min(width, max(1, int(max_pixels // height)))
         max_bytes = self._media.limits.max_memory
-        if scale > 1 and max_bytes and len(frames) * height * width * 3 > max_bytes:
+        needed_bytes = len(frames) * height * width * 3  # A pixel has 3 bytes.
+        if scale > 1 and max_bytes and needed_bytes > max_bytes:
             message = "min_pixels: so many frames of that size do not fit: ask for smaller ones"
             raise ApiError(400, message, "min_pixels")
         resized = [Image.fromarray(frame).resize((width, height), SCALING) for frame in frames]
@@ -345,6 +359,7 @@ class RequestReader:
         reasoning: Reasoning | None,
     ) -> list[Request]:
         """Returns an engine request for each answer. Raises ApiError for a prompt too long."""
+        # The prompt and the answer must fit into the model's positions.
         prompt_tokens = int(inputs["input_ids"].shape[1])
         room = self._max_positions - prompt_tokens
         if room < (request.token_limit or 1):
@@ -357,6 +372,7 @@ class RequestReader:
                 f"this model reads: {advice}",
                 field,
             )
+        # The answers differ in their seeds.
         source = self._grammar_source(request)
         answers = [
             Request.of(
@@ -375,6 +391,7 @@ class RequestReader:
             )
             for choice in range(request.n or 1)
         ]
+        # How the answers' tokens become text depends on which special tokens are shown.
         if request.skip_special_tokens is False:
             # The engine's decoder then writes special tokens, marks of reasoning among them, and
             # leaves out the token that ends the answer.
@@ -414,9 +431,12 @@ class RequestReader:
 
     def _grammar_source(self, request: CompletionRequest) -> tuple[str, str] | None:
         """Returns the grammar that an answer must follow, and the field that asks for it."""
-        answer_source, required = _answer_grammar(request), self._required_tools(request)
-        if answer_source is not None or self._dialect is None or not required:
+        answer_source = _answer_grammar(request)
+        if answer_source is not None:
             return answer_source
+        required = self._required_tools(request)
+        if self._dialect is None or not required:
+            return None
         functions = [tool.function.model_dump(exclude_none=True) for tool in required]
         return tool_calls.call_grammar(self._dialect, functions, self._vocabulary), "tools"
 
@@ -451,8 +471,9 @@ class RequestReader:
     def _clip(self, media: FetchedMedia, sampling: FrameSampling, stop: StopSignal) -> Clip:
         limits = self._media.limits
         if media.kind == "frames":
-            # The server's own setting of num_frames is meant for videos, and is no error here.
-            if sampling.num_frames is not None and sampling != self._media.sampling:
+            # Only a request's own num_frames is an error: the server's is meant for videos.
+            is_chosen_by_request = sampling != self._media.sampling
+            if sampling.num_frames is not None and is_chosen_by_request:
                 message = "num_frames: a list of frames is taken whole, so leave it out"
                 raise ApiError(400, message, "num_frames")
         source = media.data if media.path is None else media.path

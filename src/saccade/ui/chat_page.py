@@ -1,4 +1,8 @@
-"""The layout of a page for a conversation; ``conversing`` does the work."""
+"""Lays out the page of ``saccade ui --chat``, on which a user asks one question after another.
+
+Here are the fields and buttons of the page, and the functions that gradio calls when they are used.
+``conversing`` keeps the conversations and answers the questions.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +31,7 @@ def build_chat_page(model: Model, settings: PageSettings) -> gr.Blocks:
     def ask(
         question: str, uploads: list[str] | None, request: gr.Request
     ) -> Iterator[tuple[str, str, Any]]:
+        """Yields the contents of ``outputs`` (error, conversation, uploads) as the answer grows."""
         tab = str(request.session_hash)
         try:
             for text in conversations.ask(tab, question, uploads or ()):
@@ -34,7 +39,8 @@ def build_chat_page(model: Model, settings: PageSettings) -> gr.Blocks:
         except Exception as error:
             yield error_html(error), conversations.html(tab), unchanged
             return
-        yield "", conversations.html(tab), None  # The files belong to that question alone.
+        # None empties the field of uploads, because the files belong to that question alone.
+        yield "", conversations.html(tab), None
 
     def begin_anew(request: gr.Request) -> tuple[str, str, None]:
         conversations.end(str(request.session_hash))
@@ -43,6 +49,7 @@ def build_chat_page(model: Model, settings: PageSettings) -> gr.Blocks:
     def leave(request: gr.Request) -> None:
         conversations.end(str(request.session_hash))
 
+    # Every 600 seconds gradio deletes the uploaded files that are older than 3600 seconds.
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
         add_head(TITLE, ABOUT, settings)
         with gr.Row():
@@ -59,10 +66,10 @@ def build_chat_page(model: Model, settings: PageSettings) -> gr.Blocks:
                 )
         error_view = gr.HTML("", elem_id="sac-error", js_on_load=None)
         conversation_view = gr.HTML("", elem_id="sac-said", js_on_load=None)
-        quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         outputs = [error_view, conversation_view, uploads]
-        asking = [ask_button.click, question.submit]
-        gr.on(asking, ask, [question, uploads], outputs, concurrency_limit=1, **quiet)
-        anew_button.click(begin_anew, None, outputs, **quiet)
+        ask_events = [ask_button.click, question.submit]
+        hidden: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+        gr.on(ask_events, ask, [question, uploads], outputs, concurrency_limit=1, **hidden)
+        anew_button.click(begin_anew, None, outputs, **hidden)
         page.unload(leave)
     return page.queue(max_size=16)

@@ -1,4 +1,5 @@
-"""The options of the draft, from vLLM's config or the environment."""
+"""Reads the options of the draft that Saccade runs inside vLLM (``draft``), from vLLM's config or
+from environment variables."""
 
 from __future__ import annotations
 
@@ -23,13 +24,11 @@ class DraftOptions:
 
     They are given by ``--additional-config '{"saccade": {...}}'``, or each by an environment
     variable: ``SACCADE_VLLM_VIEW`` sets ``view``.
-
-    ``draft`` is a checkpoint, or "lookup" to draft what followed the same words earlier.
     """
 
-    draft: str
-    view: str = "scattered"
-    keep: float | None = None  # The share of visual tokens; None leaves it to the view.
+    draft: str  # A checkpoint, or "lookup" to draft what followed the same words earlier.
+    view: str = "scattered"  # The name of the view that chooses what the draft sees of a video.
+    keep: float | None = None  # The share of visual tokens it sees; None leaves it to the view.
     length: int | None = None  # The length of every draft; None ("auto") drafts as far as it pays.
     memory: float = 1.0  # In GiB, for the caches of all requests' drafts.
 
@@ -38,8 +37,11 @@ class DraftOptions:
         keep = "" if self.keep is None else f"/keep={self.keep:g}"
         # A view is looked up as a part of a method. The other parts of this method are not used.
         view = resolve(f"specvlm/view={self.view}{keep}").view
-        keeps_rows = Capability.PROMPT_ROWS in view.offers
-        if not keeps_rows or not view.needs <= {Capability.ATTENTION}:
+        # Inside vLLM the draft can only leave out rows of the prompt. Of all that a view may need,
+        # only the target's attention is recorded there (``attention_watch``).
+        chooses_rows = Capability.PROMPT_ROWS in view.offers
+        has_what_it_needs = view.needs <= {Capability.ATTENTION}
+        if not chooses_rows or not has_what_it_needs:
             raise OptionError(
                 f"view={self.view} does not work inside vLLM: choose one that keeps a part of the "
                 "video, for instance scattered, uniform, frames, full or specvlm"

@@ -1,9 +1,10 @@
 """The connection between a draft's process and its parent: whole messages over a pair of sockets.
 
-All tensors of a message are sent in one block: inside the message where they are small, else in an
-anonymous file whose descriptor is sent with it. So they take at most one descriptor together, and
-only until the message is read. Each :class:`SharedTensor` takes one more. Tensors on a GPU stay
-there, and torch shares them.
+A draft has a process of its own in the parallel schedule. The two processes send each other pickled
+objects, which may contain tensors. All CPU tensors of a message are sent as one block of bytes:
+inside the message where they are small, else in an anonymous file whose descriptor is sent with it.
+So the tensors of a message take one file descriptor at most, and only until the message is read.
+Each :class:`SharedTensor` takes one more. Tensors on a GPU stay there, and torch shares them.
 
 The descriptor of a connection is used only inside its socket object, which forgets it when it is
 closed. So a closed connection raises an error, and never writes to a file that got the same number
@@ -39,6 +40,7 @@ from torch.storage import TypedStorage, UntypedStorage
 HEADER = struct.Struct("=QQQ")
 MAX_INLINE_BYTES = 2**15  # Larger blocks of tensors are sent in a file of their own.
 MAX_DESCRIPTORS = 8  # One message can bring at most this many.
+PICKLE_PROTOCOL = 5
 READ_BYTES = 2**16  # One read from the socket takes at most this many bytes.
 
 
@@ -51,13 +53,13 @@ class SharedTensor:
 
     def __init__(self, shape: Sequence[int], descriptor: int | None = None) -> None:
         self.shape = tuple(shape)
-        size = max(1, 4 * torch.Size(self.shape).numel())
+        count = torch.Size(self.shape).numel()
+        size = max(1, 4 * count)  # In bytes; an empty file cannot be mapped.
         if descriptor is None:
             descriptor = _open_anonymous_file()
             os.ftruncate(descriptor, size)
         self._file = os.fdopen(descriptor, "r+b", buffering=0)
         weakref.finalize(self, self._file.close)
-        count = torch.Size(self.shape).numel()
         mapping = mmap.mmap(descriptor, size)
         self.tensor: Tensor = torch.frombuffer(mapping, dtype=torch.float32, count=count)
         self.tensor = self.tensor.view(self.shape)
@@ -69,15 +71,17 @@ class SharedTensor:
 
 @dataclass(frozen=True)
 class _StorageAt:
-    """Stands for a storage in a pickle: its number in the message, and its bytes in the block."""
+    """Stands in a pickle for a storage, the memory behind one or more tensors, whose bytes are in
+    the message's block."""
 
-    number: int
-    start: int
-    size: int
+    number: int  # among the storages of the message
+    start: int  # of its bytes in the block
+    size: int  # in bytes
     dtype: torch.dtype
 
     def load(self, message: _Received) -> TypedStorage:
-        """Copies the storage into new memory once, so that its tensors share it again."""
+        """Returns the storage in new memory. The first call for its number copies the bytes, and
+        later ones return the same memory, so that the tensors that shared it share it again."""
         if self.number not in message.storages:
             copied = torch.empty(self.size, dtype=torch.uint8).untyped_storage()
             message.read(self.start, _bytes_of(copied))
@@ -102,7 +106,7 @@ class _SharedAt:
 class _Received:
     """What a received message has beside its pickle, for the objects that are unpickled."""
 
-    # (start, buffer): fills the buffer with the block's bytes from ``start`` on.
+    # ``read(start, buffer)`` fills the buffer with the block's bytes from ``start`` on.
     read: Callable[[int, memoryview], None]
     descriptors: Sequence[int]
     storages: dict[int, UntypedStorage] = field(default_factory=dict)  # copied so far, by number
@@ -112,10 +116,10 @@ class _Pickler(ForkingPickler):
     """Pickles a message and collects the storages of its tensors on the CPU."""
 
     def __init__(self, file: IOBase) -> None:
-        super().__init__(file, 5)
+        super().__init__(file, PICKLE_PROTOCOL)
         self.storages: list[UntypedStorage] = []
         self.shared: list[SharedTensor] = []
-        self.size = 0
+        self.size = 0  # The bytes of these storages together.
         # The number and the start in the block of each storage, by its address.
         self._places: dict[int, tuple[int, int]] = {}
 

@@ -1,8 +1,9 @@
 """Views that prune a video in ways that the papers compare themselves with.
 
 They are baselines of SpecVLM (Sec. 4.3-4.4) and HIPPO (Sec. 6.4), and TABED's pooled view
-(Sec. 6.1). All selectors keep exactly the budget, so that methods are compared at equal cost. A
-*frame* is one (medium, t) of the grid; several media share the budget by their frames or tokens.
+(Sec. 6.1). A selector chooses exactly ``budget`` of the prompt's visual tokens, or all where there
+are fewer, so that methods are compared at equal cost. The budget is for all media of the prompt
+together. A *frame* is one (medium, t) of the grid.
 """
 
 from __future__ import annotations
@@ -107,9 +108,11 @@ def dycoke(prompt: Prompt, target_attention: TargetAttention, budget: int) -> In
     while stride <= int(time.max()):
         stride *= GROUP_FRAMES
         level += time % stride == 0
-    ranked = torch.sort(similarity, stable=True).indices
-    ranked = ranked[torch.sort(level[ranked], descending=True, stable=True).indices]
-    return ranked[:budget].sort().values
+    # The tokens that merge last come first: those of the highest level, and of equal levels those
+    # least similar to the token that they would merge into.
+    by_similarity = torch.sort(similarity, stable=True).indices
+    by_level = torch.sort(level[by_similarity], descending=True, stable=True).indices
+    return by_similarity[by_level][:budget].sort().values
 
 
 @dataclass(frozen=True)
@@ -135,8 +138,8 @@ class Merged(View):
         if len(chosen) in (0, prompt.visual_tokens):
             return prompt.select(chosen)
         # The key sorts by medium and cell, then by time. A token's leader is the chosen token with
-        # the largest key up to its own. That is the token itself or one of the same cell in an
-        # earlier frame. If it is of another cell, the token has no leader.
+        # the largest key that is not above the token's own: the token itself, or the latest chosen
+        # one of the same cell. If the chosen token so found is of another cell, there is no leader.
         key = saliency.through_time(grid)
         chosen_keys, order = torch.sort(key[chosen])
         place = torch.searchsorted(chosen_keys, key, right=True) - 1
@@ -184,8 +187,8 @@ class Pooled(View):
         block = torch.cat([grid[:, :2], grid[:, 2:] // 2], 1)
         group = torch.unique(block, dim=0, return_inverse=True)[1]
         row = torch.arange(prompt.visual_tokens, device=grid.device)
-        # The leader of a block is its row with the smallest number. The tensor begins with a number
-        # that is larger than any row's.
+        # The leader of a block is its row with the smallest number. ``first_row`` begins with a
+        # number that is larger than any row's, so that "amin" replaces it.
         first_row = row.new_full((int(group.max()) + 1,), prompt.visual_tokens)
         first_row = first_row.scatter_reduce(0, group, row, "amin")
         leader = first_row[group]
@@ -219,9 +222,9 @@ def _averaged(
     has, for each row, the row that stands for its group: a row that is its own leader stays, and
     one whose leader is -1 is dropped.
 
-    ``turn`` has a number for each row. Rows are added to their group's sum in the order of these
-    numbers. No two rows of a group may have the same, so that no sum depends on the order of
-    threads.
+    ``turn`` has a number for each row, which differs within a group. First the rows with the
+    smallest number are added to their groups' sums, then those with the next, and so on. So a step
+    adds at most one row to each sum, and no sum depends on the order in which threads add.
     """
     leaders = (leader == torch.arange(len(leader), device=leader.device)).nonzero().squeeze(-1)
     group = torch.searchsorted(leaders, leader)

@@ -1,7 +1,11 @@
 """Scores visual tokens by saliency, and selects the tokens to keep. Pure functions.
 
-A selector returns increasing indices of visual tokens. Ties go to the lower index. A ``grid`` has
-a row for each visual token: the number of its medium, and its t, h and w there.
+Views use these to choose the part of a video that a draft sees. A token's saliency says how much it
+matters: by the attention that the target paid to it in its prefill (``Prefill.mass``, or
+``Prefill.relevance`` with the softmax over the visual keys alone), or by how much it differs from
+its neighbours in time and space. A selector returns increasing indices of visual tokens. Ties go to
+the lower index. A ``grid`` has a row for each visual token: the number of its medium, and its t, h
+and w there.
 """
 
 from __future__ import annotations
@@ -102,9 +106,11 @@ def transfer(
     if not len(grid):
         return torch.zeros(len(other_grid), device=grid.device)
     if not _have_same_media(grid, other_grid):
-        scaled = (torch.arange(len(other_grid), device=grid.device) * 2 + 1) * len(grid)
-        return saliency[scaled // (2 * len(other_grid))]
-    moved = torch.empty(len(other_grid), dtype=saliency.dtype, device=saliency.device)
+        # The middle of each cell's place in the order. For 8 cells and 4 tokens, the cells get the
+        # tokens 0, 0, 1, 1, 2, 2, 3 and 3.
+        twice_middle = torch.arange(len(other_grid), device=grid.device) * 2 + 1
+        return saliency[twice_middle * len(grid) // (2 * len(other_grid))]
+    transferred = torch.empty(len(other_grid), dtype=saliency.dtype, device=saliency.device)
     for medium in other_grid[:, 0].unique().tolist():
         medium_rows, other_medium_rows = grid[:, 0] == medium, other_grid[:, 0] == medium
         size = grid[medium_rows, 1:].amax(0) + 1
@@ -112,8 +118,8 @@ def transfer(
         # The middle of each cell of the other grid lies in this cell (t, h, w) of the grid.
         cell = (other_cell * 2 + 1) * size // (2 * (other_cell.amax(0) + 1))
         flat = (cell[:, 0] * size[1] + cell[:, 1]) * size[2] + cell[:, 2]  # (t H + h) W + w
-        moved[other_medium_rows] = saliency[medium_rows][flat]
-    return moved
+        transferred[other_medium_rows] = saliency[medium_rows][flat]
+    return transferred
 
 
 def _have_same_media(grid: Int[Tensor, "visual 4"], other_grid: Int[Tensor, "cell 4"]) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from saccade.core.errors import VideoInputCode, VideoInputError
 
 Refusal = tuple[str, VideoInputCode]
+"""What is wrong with a source, as a text that follows the source's name, and the error's code."""
 TOO_SLOW: Refusal = (
     "took too long to read: take a part, take fewer frames or scale it down",
     "too_slow",
@@ -23,19 +24,19 @@ MAX_ASPECT = 200  # The longest side over the shortest. Image processors refuse 
 class Limits:
     """Limits on what may be read; 0 or None means no limit.
 
-    `max_memory` bounds the bytes of the chosen frames. A sampling rate that exceeds `max_frames` or
-    `max_memory` is lowered with a warning, while a count that exceeds them is refused. Only files
-    inside `root` are read. `max_seconds` bounds the reading of one source; a source that no machine
-    could read in that time is refused before it is decoded.
+    If frames are chosen by a rate (frames per second) and would exceed `max_frames` or
+    `max_memory`, fewer frames are taken, with a warning. If a number of frames is asked for, or
+    every frame, and that exceeds them, the source is refused. A source that no machine could read
+    within `max_seconds` is refused before it is decoded.
     """
 
-    max_bytes: int | None = 2 << 30
-    max_pixels: int | None = 50_000_000
-    max_frames: int | None = 768
-    max_duration_s: float | int | None = 12 * 3600
-    max_memory: int | None = 1 << 30
-    max_seconds: float | int | None = 600
-    root: Path | None = None
+    max_bytes: int | None = 2 << 30  # Of a source, such as a file, before it is decoded.
+    max_pixels: int | None = 50_000_000  # Of one frame.
+    max_frames: int | None = 768  # The chosen frames of a source.
+    max_duration_s: float | int | None = 12 * 3600  # Of the whole video, in seconds.
+    max_memory: int | None = 1 << 30  # Bytes of the chosen frames.
+    max_seconds: float | int | None = 600  # How long the reading of one source may take.
+    root: Path | None = None  # Only files inside this folder are read; None allows all.
 
     def check(
         self,
@@ -90,6 +91,7 @@ def seconds_left(deadline: float) -> float:
 def refusal(
     label: str, what: str, code: VideoInputCode, limit: int | float | None = None
 ) -> VideoInputError:
+    """Returns the error that says ``what`` is wrong with the source named ``label``."""
     return VideoInputError(f"{label} {what}", code, limit)
 
 

@@ -1,13 +1,16 @@
 """Multiplies with weights that are rounded to few bits, so that a draft's step reads fewer bytes.
 
 The rounded weights are copies beside the original ones. Few rows are multiplied with the copies,
-and the many rows of a prompt with the originals. On a CPU ``CODE_BLOCK`` inputs of an output share
-a scale. On a GPU that multiplies FP8 (e4m3), each output has a scale, and the rows are rounded to
-FP8 too, with a scale for each row.
+and the many rows of a prompt with the originals. For each rounding and kind of device there are one
+or more products, ours or torch's:
 
-What a draft computes never changes an answer, so these products need not agree with each other to
-rounding. Torch's 8-bit product has one scale for each output, and ours rounds the rows to bytes as
-well.
+    int8, int4  on a CPU. Each output has a scale for every ``CODE_BLOCK`` inputs, but in torch's
+                product of 8 bits a single one. Our products round the rows to bytes as well.
+    fp8         on a GPU that multiplies FP8 (e4m3). Each output has a scale. The rows are rounded
+                to FP8 too, with a scale for each row.
+
+So the products of one rounding give somewhat different numbers. They may, because what a draft
+computes never changes an answer.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ class Rounding:
     device_type: str = "cpu"
     """The type of the devices that have products with weights rounded in this way."""
     scale_bits: float = 8 * torch.float16.itemsize / CODE_BLOCK
-    """The bits of the scales, divided by the number of weights."""
+    """How many bits of scales there are for each weight: a block of ``CODE_BLOCK`` weights has one
+    scale in fp16. It is 0 for FP8, where a whole output has one."""
 
     def is_available_on(self, device: torch.device) -> bool:
         """Returns whether weights on this device can be rounded so."""
@@ -164,8 +168,11 @@ class CodedPanels(NamedTuple):
 
     @classmethod
     def of(cls, weight: Float[Tensor, "all into"], rounding: Rounding, gated: bool) -> CodedPanels:
-        """Rounds a weight and lays it out. Where the first half of its outputs gates the second, a
-        panel has the same outputs of both halves."""
+        """Rounds a weight and lays it out.
+
+        ``gated`` says that the weight is an MLP's: silu of the first half of its outputs (the gate)
+        multiplies the second half. A panel then has the same outputs of both halves.
+        """
         codes = Codes.of(weight, rounding)
         parts = 2 if gated else 1
         outputs_per_part = OUTPUTS_PER_UNIT // parts
@@ -211,11 +218,14 @@ def _pack_4_bits(weight: Float[Tensor, "out into"]) -> tuple[Tensor, Tensor]:
     codes = Codes.of(weight, ROUNDINGS["int4"])
     packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.codes.int(), 1)
     scales = codes.scales.t().float()
-    return packed, torch.stack([scales, torch.zeros_like(scales)], -1).to(weight.dtype)
+    # Torch takes a scale and an offset for each block. Our blocks have no offset.
+    scales_and_offsets = torch.stack([scales, torch.zeros_like(scales)], -1)
+    return packed, scales_and_offsets.to(weight.dtype)
 
 
-def _multiply_4_bits(x: Tensor, packed: tuple[Tensor, Tensor], base: Tensor | None) -> Tensor:
-    product = torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed[0], CODE_BLOCK, packed[1])
+def _multiply_4_bits(x: Tensor, prepared: tuple[Tensor, Tensor], base: Tensor | None) -> Tensor:
+    packed, scales_and_offsets = prepared
+    product = torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, CODE_BLOCK, scales_and_offsets)
     return product if base is None else product.add_(base)
 
 
@@ -321,6 +331,7 @@ def _is_correct(product: FewBitProduct) -> bool:
     Torch raises RuntimeError, AttributeError or NotImplementedError where it lacks an operator.
     """
     place = product.rounding.device_type
+    # A weight of 64 x 64 and three rows, filled with values of a sine so that every trial is alike.
     numbers = torch.linspace(-9.0, 9.0, 64 * 64 + 3 * 64, device=place).sin().add(0.1)
     weight, x = numbers[: 64 * 64].view(64, 64), numbers[64 * 64 :].view(3, 64)
     exact = x @ product.rounded(weight).t()

@@ -37,6 +37,7 @@ class Tower:
         self._windowed_towers = tower_windows.windowed_towers(outside)
         linear_modules = [module for module in outside if isinstance(module, nn.Linear)]
         self._unaligned = [module for module in linear_modules if _has_unaligned_sizes(module)]
+        # Modules that are one matrix product, with the matrix and a forward that multiplies by it.
         forwards: list[tuple[nn.Module, Matrix, Callable[[Tensor], Tensor]]] = []
         for module in outside:
             if not _is_plain(module):
@@ -121,13 +122,9 @@ class Tower:
         has_other_arguments = attention_mask is not None or any(
             each is not None for each in named.values()
         )
-        if (
-            causal
-            or dropout
-            or has_other_arguments
-            or not is_fp32_on_cpu
-            or not compiled.supports_head_dim(width)
-        ):
+        is_plain_attention = not causal and not dropout and not has_other_arguments
+        can_use_ours = is_plain_attention and is_fp32_on_cpu and compiled.supports_head_dim(width)
+        if not can_use_ours:
             return call_theirs()
         # Our kernel is causal unless it is given a bias, which is added to the logits of the last
         # keys. A bias of 0 on the last key alone changes nothing, and every row sees every key.
@@ -139,6 +136,7 @@ class Tower:
             outs = [compiled.attend(q, k, v, zero_bias, scale).transpose(0, 1) for q, k, v in rows]
             return torch.stack(outs), None
 
+        # Both are timed at the first call of about this size.
         size = heads, key.shape[1], width, new.bit_length()
         if size not in self._is_ours_quicker:
             calls: dict[str, Callable[[], object]] = {"theirs": call_theirs, "ours": call_ours}

@@ -25,11 +25,11 @@ Logprobs = Sequence[dict[str, Any]]
 class ItemKind:
     """How an item of text is written: its type, its part's type, and the names of its events."""
 
-    item_type: str
-    id_prefix: str
-    part_type: str
-    event_name: str
-    has_logprobs: bool = False
+    item_type: str  # the item's "type"
+    id_prefix: str  # The item's id is this, "_" and random digits.
+    part_type: str  # the "type" of its only part, which has the text
+    event_name: str  # This and ".delta" names events that add text; this and ".done" the last one.
+    has_logprobs: bool = False  # whether its events and its part have log-probabilities
 
 
 REASONING = ItemKind("reasoning", "rs", "reasoning_text", "response.reasoning_text")
@@ -41,15 +41,15 @@ class ItemInProgress:
     """An item of text (reasoning or a message) that is being written."""
 
     kind: ItemKind
-    output_index: int
+    output_index: int  # the item's place among the items of the response
     text: str = ""
     logprobs: list[dict[str, Any]] = field(default_factory=list)
-    number: str = field(default_factory=lambda: secrets.token_hex(12))  # random, for its id
+    random_digits: str = field(default_factory=lambda: secrets.token_hex(12))  # for its id
 
     @property
     def place(self) -> dict[str, Any]:
         """The fields of an event that say which item, and which part of it, the event is about."""
-        item_id = f"{self.kind.id_prefix}_{self.number}"
+        item_id = f"{self.kind.id_prefix}_{self.random_digits}"
         return {"item_id": item_id, "output_index": self.output_index, "content_index": 0}
 
     @property
@@ -64,6 +64,7 @@ class ItemInProgress:
         """Returns the JSON of the item, with this status and these parts."""
         kind = self.kind
         fields = {"type": kind.item_type, "id": self.place["item_id"], "status": status}
+        # A message has a role. An item of reasoning has an (empty) summary instead.
         kind_fields: dict[str, Any] = {"role": "assistant"} if kind is MESSAGE else {"summary": []}
         return {**fields, **kind_fields, "content": list(parts)}
 
