@@ -64,8 +64,9 @@ class Window:
         OptionError."""
         if isinstance(value, Window):
             return value
-        match = re.fullmatch(r"\s*([\d.]+)\s*(s|seconds|frames|tokens)?\s*", str(value))
-        if isinstance(value, bool) or match is None or match[1].count(".") > 1 or match[1] == ".":
+        number = r"\d+\.?\d*|\.\d+"  # such as 60, 2.5 or .5
+        match = re.fullmatch(rf"\s*({number})\s*(s|seconds|frames|tokens)?\s*", str(value))
+        if match is None or isinstance(value, bool):
             raise OptionError(f"{USAGE}, not {value!r}")
         unit = "seconds" if match[2] in (None, "s") else str(match[2])
         if not float(match[1]) > 0:
@@ -200,8 +201,8 @@ class Live(AbstractContextManager["Live"]):
                 self._conversation_lock.release()
 
     def _check_size(self, picture: Image) -> None:
-        latest = [*self._waiting][-1:]
-        shape = latest[0][0].shape if latest else None
+        """Raises OptionError for a frame that is not as large as the one before it."""
+        shape = self._waiting[-1][0].shape if self._waiting else None
         if shape is None and self.segments:
             shape = self.segments[-1].clip.frames.shape[1:]
         if shape is not None and shape != picture.shape:
@@ -217,8 +218,10 @@ class Live(AbstractContextManager["Live"]):
         converted to frames by the tokens of the segments that were encoded. Before any was
         encoded, each frame counts as one token.
         """
-        max_frames = self.window.size * (self._fps if self.window.unit == "seconds" else 1)
-        if self.window.unit == "tokens":
+        max_frames = self.window.size
+        if self.window.unit == "seconds":
+            max_frames *= self._fps
+        elif self.window.unit == "tokens":
             counts = [each.tokens for each in self.segments if each.tokens]
             # Some segments' counts include text, so the smallest count is taken.
             tokens_per_segment = min(counts, default=self.segment_frames)
@@ -309,8 +312,9 @@ class Live(AbstractContextManager["Live"]):
             count = min(left_to_drop, len(turn.segments))
             left_to_drop -= count
             kept_segments = turn.segments[count:]
-            # A question without segments of its own is dropped with the question before it.
-            if kept_segments or (kept_turns and not turn.segments):
+            # A question that never had segments of its own is kept if the one before it is kept.
+            follows_kept_turn = not turn.segments and bool(kept_turns)
+            if kept_segments or follows_kept_turn:
                 kept_turns.append(replace(turn, segments=kept_segments))
         self._turns, self._unasked_segments = kept_turns, self._unasked_segments[left_to_drop:]
         # Each prompt leaves reference cycles behind. In a process as large as this one Python
@@ -393,7 +397,8 @@ class Live(AbstractContextManager["Live"]):
         question. Segments that do not fit into a window in tokens are dropped."""
         inputs, draft_inputs = self._encode(self._dialogue(question))
         self._count_tokens(inputs)
-        if self._drop_oldest():  # How many tokens new segments have is known only now.
+        # How many tokens the new segments have is known only now.
+        if self._drop_oldest():
             inputs, draft_inputs = self._encode(self._dialogue(question))
         return inputs, draft_inputs
 
@@ -495,13 +500,14 @@ def _frames_of_file(source: Any, fps: float) -> Iterator[Timed]:
     """
     frames_per_block = max(1, int(FILE_BLOCK_SECONDS * fps))
     frame_count = 0
-    last, duration = -1.0, FILE_BLOCK_SECONDS
+    last = -1.0  # the time of the frame that was yielded last
+    duration = FILE_BLOCK_SECONDS  # Until the first block is read, the file's is not known.
     while frame_count / fps < duration:
         start, stop = frame_count / fps, (frame_count + frames_per_block) / fps
         clip = media.read(source, FrameSampling(fps=fps, start=start, end=stop))
         duration = clip.duration
         for frame, time in zip(clip.frames, clip.timestamps.tolist(), strict=True):
-            if time > last:
+            if time > last:  # A frame that two blocks share is yielded once.
                 yield frame, time
                 last = time
         frame_count += frames_per_block

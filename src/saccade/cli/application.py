@@ -168,7 +168,7 @@ INTERRUPTED_EXIT_CODE = 130  # What shells report after Ctrl-C: 128 plus the num
 
 def main() -> None:
     """Runs the command line."""
-    limit_spinning()
+    limit_spinning()  # It has an effect only before torch is imported, which commands do.
     run_application(app)
 
 
@@ -185,6 +185,7 @@ def run_application(commands: typer.Typer) -> None:
     except OSError as error:
         if error.filename is not None:  # A file cannot be read, written or replaced.
             _fail(f"{error.filename}: {error.strerror}")
+        # Without a file's name it may be the output that cannot be written, as on a full disk.
         if error.errno not in output_streams.UNWRITABLE_ERRNOS:
             raise
         output_streams.discard_output()

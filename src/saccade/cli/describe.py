@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from saccade.inputs import Loaded
 
 OutputDetail = Literal["all", "text", "nothing"]
+# What is shown while a phase of the work (``Stream``) goes on, by the phase's name.
 PHASE_TEXTS = {
     "costs": "timing forwards on this machine, once",
     "vision": "looking at the frames",
@@ -172,6 +173,7 @@ def print_answer(target: Loaded, start: Callable[..., Stream], detail: OutputDet
         def on_phase(phase: str) -> None:
             show_progress(PHASE_TEXTS.get(phase, phase))
 
+        # The first round comes when the prompt has been read, and ends the progress bar.
         rounds = start(on_phase=on_phase)
         first = next(rounds)
     text_decoder = rounds.text_decoder or TextDecoder(target.decode)

@@ -40,7 +40,10 @@ except ImportError:  # Most tests of this file run without lmms-eval.
 
 log = logging.getLogger(__name__)
 
+# The names of transformers' generation settings. A task's entries with other names are left out.
 KNOWN_SETTINGS = frozenset(GenerationConfig().to_dict())
+# Rules of sampling. Where decoding is greedy they are left out, because Saccade refuses most of
+# their values there.
 IGNORED_WHEN_GREEDY = ("temperature", "top_p", "top_k", "min_p", "typical_p")
 
 
@@ -117,6 +120,7 @@ class Saccade(Model):
     def results(self, requests: Sequence[Any]) -> Iterator[Result]:
         """Yields one result a request, in order. An error names the document it is about."""
         for number, request in enumerate(tqdm(requests, desc="saccade")):
+            # A document is a sample of a task, given by its number in the split.
             _, make_messages, kwargs, document, task, split = request.args
             try:
                 messages = make_messages(self.task_dict[task][split][document])
@@ -199,7 +203,8 @@ def translate_generation_kwargs(
 
 
 def ask_arguments(messages: Sequence[Mapping[str, Any]], sampling: FrameSampling) -> dict[str, Any]:
-    """Turns chat messages into keyword arguments of `ask`, and reads their media.
+    """Turns chat messages into keyword arguments of :meth:`saccade.inputs.Pair.ask`, and reads
+    their media.
 
     System messages go in front of the first question. Raises OptionError for sound, for media
     after the first question, and where user and assistant do not take turns.
@@ -207,9 +212,10 @@ def ask_arguments(messages: Sequence[Mapping[str, Any]], sampling: FrameSampling
     dialogue = [message for message in messages if message["role"] != "system"]
     turns = [[*_parts(message)] for message in dialogue]
     roles = [message["role"] for message in dialogue]
-    # The user asks first and last: user, assistant, user.
-    roles_in_turn = (["user", "assistant"] * len(roles))[: len(roles)]
-    if len(roles) % 2 == 0 or roles != roles_in_turn:
+    # The user has the first turn and the last, as in user, assistant, user.
+    expected_roles = ["assistant" if number % 2 else "user" for number in range(len(roles))]
+    has_odd_length = len(roles) % 2 == 1
+    if not has_odd_length or roles != expected_roles:
         raise OptionError(f"not a conversation that ends in a question: {', '.join(roles)}")
     system = [message for message in messages if message["role"] == "system"]
     system_parts = [part for message in system for part in _parts(message)]
@@ -232,6 +238,7 @@ def ask_arguments(messages: Sequence[Mapping[str, Any]], sampling: FrameSampling
         "images": [read_picture(part["url"]) for part in turns[0] if part["type"] == "image"],
     }
     if arguments["clips"] or arguments["images"]:
+        # ``parts`` is the whole first message. It says between which words each medium stands.
         keys = ("type", "text")
         arguments["parts"] = [{key: part[key] for key in keys if key in part} for part in turns[0]]
     return arguments
@@ -268,8 +275,11 @@ def read_picture(source: Any) -> np.ndarray:
 
 
 def read_clip(part: Mapping[str, Any], sampling: FrameSampling) -> Clip:
-    """Reads a video, or its part from start to end, from a file. Pictures are taken as a video of 2
-    frames a second."""
+    """Returns the video that a part of a message has, or only its time from a start to an end.
+
+    A video is a file, or else a list or an array of pictures. Pictures are taken as a video of
+    ``DEFAULT_FPS`` frames a second, for which a start or an end raises OptionError.
+    """
     source, start, end = part["url"], part.get("start_time"), part.get("end_time")
     if isinstance(source, Mapping):
         start, end = source.get("video_start", start), source.get("video_end", end)
@@ -281,7 +291,7 @@ def read_clip(part: Mapping[str, Any], sampling: FrameSampling) -> Clip:
     frames = stack_frames([read_picture(each) for each in source])
     total = len(frames)
     count = min(sampling.num_frames or total, total)
-    evenly_spaced = np.arange(count) * total // count
+    evenly_spaced = np.arange(count) * total // count  # 4 of 10 frames are 0, 2, 5 and 7.
     sampled = make_clip(frames[evenly_spaced], total / DEFAULT_FPS)
     return replace(sampled, fps=DEFAULT_FPS, source_frames=total)
 

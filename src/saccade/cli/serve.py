@@ -212,7 +212,7 @@ def run_server(
         make_app(service, start_and_announce),
         http=HeaderTimeoutProtocol,
         log_level="error",  # Below this, uvicorn logs every client that sends invalid HTTP.
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=5,  # Seconds that connections get to close after the main loop.
         server_header=False,
     )
     notice = f"{socket_url(listen_socket)}/v1 is loading its models"

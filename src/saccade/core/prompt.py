@@ -1,4 +1,8 @@
-"""One request as a language model reads it, and the results of the target's prefill of it."""
+"""One request as a language model reads it, and the results of the target's prefill of it.
+
+A ``Prompt`` has a row for each token: its embedding, its position, and where it comes from. Views
+read the target's ``Prefill`` and make of a whole prompt the one that a draft reads.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ class Paged:
     """Rows of a whole prompt in pages. At each step of a draft, a head reads the few pages that
     match the step's own queries best."""
 
-    rows: Int[Tensor, "page size"]
+    rows: Int[Tensor, "page size"]  # the indices of each page's rows
     pages_per_step: int  # how many pages a head reads at a step
 
     @property
@@ -34,7 +38,8 @@ class Media:
     images."""
 
     deepstack: tuple[Float[Tensor, "visual dim"], ...] = ()
-    """For each of the first layers, rows that some models add to its visual rows."""
+    """For each of the first layers of some models (Qwen3-VL), what is added to the hidden states of
+    the visual rows after it."""
     averaged_rows: Float[Tensor, "visual dim"] | None = None
     """The visual rows as they would be if the vision tower's output were averaged in blocks of 2x2
     cells before the projector. The four cells of a block have the same row. None unless a view
@@ -48,7 +53,8 @@ class Media:
     picture, of all pictures and frames (Molmo 2, whatever text stands between them), or of the
     whole prompt (PaliGemma)."""
     sees_ahead_in_windows_only: bool = False
-    """Whether only layers with a sliding window read pictures in both directions (Gemma 4)."""
+    """Whether ``last_visible_row`` holds only in layers with a sliding window (Gemma 4). All other
+    layers are causal then."""
     row_arguments: Mapping[str, Shaped[Tensor, "len ..."]] = field(default_factory=dict)
     """What a language model reads of each row besides its embedding, by the name of its argument
     (``families.ROW_ARGUMENTS``)."""
@@ -78,17 +84,20 @@ class Reading:
 class Prompt:
     """One request as a language model reads it: embedded, with its true positions.
 
-    Written by ``Backbone.prompts``; a view keeps a subset of its rows with :meth:`select`.
+    ``Backbone.prompts`` returns whole prompts. A view keeps a subset of the rows with
+    :meth:`select`, which leaves each row its position, so there may be gaps between positions.
     """
 
     context: Int[Tensor, " full"]  # ids of the whole prompt before pruning, for penalties
     embeds: Float[Tensor, "len dim"]
-    positions: Int[Tensor, "axes len"]
+    positions: Int[Tensor, "axes len"]  # three axes for M-RoPE (time, height, width), else one
     visual: Bool[Tensor, " len"]  # rows that a view may drop: of videos, images and documents
     fixed: Bool[Tensor, " len"]  # rows of a tower that no view may drop: sound, newlines
-    grid: Int[Tensor, "visual 4"]  # (medium, t, h, w) of each visual row
+    # For each visual row (medium, t, h, w): the number of its video, image or document, and its
+    # frame, line and column in that.
+    grid: Int[Tensor, "visual 4"]
     index: Int[Tensor, " len"]  # each row's place in the whole prompt
-    next_position: int
+    next_position: int  # of the first token after the prompt, on every axis
     media: Media = Media()
     reading: Reading = Reading()
 
@@ -107,8 +116,9 @@ class Prompt:
     def visual_tokens(self) -> int:
         """How many visual rows a head reads."""
         if self.reading.heads is not None:
-            # A head reads all rows that are not visual, and some visual rows.
-            return self.reading.heads.shape[-1] - int((~self.visual).sum())
+            # ``heads`` has all rows that are not visual, and for each head some visual rows.
+            other_rows = int((~self.visual).sum())
+            return self.reading.heads.shape[-1] - other_rows
         own_visual_rows = self.grid.shape[0]
         return own_visual_rows + (self.reading.paged.slots if self.reading.paged else 0)
 
@@ -166,7 +176,9 @@ class Prompt:
         if self.media.last_visible_row is None or length == len(self):
             return length
         cuts = torch.arange(1, length + 1, device=self.media.last_visible_row.device)
-        is_allowed = self.media.last_visible_row[:length].cummax(0).values < cuts
+        # A cut is allowed if no row before it sees a row at the cut or after it.
+        last_seen_before_cut = self.media.last_visible_row[:length].cummax(0).values
+        is_allowed = last_seen_before_cut < cuts
         return int((is_allowed * cuts).amax()) if length else 0
 
     def deepstack_of(self, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
@@ -233,6 +245,8 @@ class Prompt:
         """
         if self.media.last_visible_row is None:
             return None
+        # The rows with the same last visible row are a group. The last of them that is kept becomes
+        # the last visible row of all.
         _, groups = torch.unique(self.media.last_visible_row[rows], return_inverse=True)
         places = torch.arange(len(groups), device=groups.device)
         last = torch.zeros_like(places).scatter_reduce(0, groups, places, "amax")
@@ -251,7 +265,7 @@ def with_documents(prompt: Prompt, is_document: Bool[Tensor, " len"]) -> Prompt:
     places = is_document.nonzero().squeeze(-1)
     begins_document = torch.ones_like(places, dtype=torch.bool)
     begins_document[1:] = places[1:] - places[:-1] != 1
-    document = begins_document.long().cumsum(0) - 1
+    document = begins_document.long().cumsum(0) - 1  # the number of each row's document, from 0 on
     offset = places - places[begins_document][document]  # of each row in its document
     first_document = int(prompt.grid[:, 0].max()) + 1 if len(prompt.grid) else 0
     cells = prompt.grid.new_zeros(len(prompt), 4)

@@ -37,15 +37,16 @@ class Weighting(ABC):
     It is immutable: what it has learnt is in the state that ``fold`` returns.
     """
 
-    window: int | None = None  # how many of the last positions it reads; None reads all
+    window: int | None = None  # how many of the last verified positions count; None for all
 
     @property
     def with_default_settings(self) -> Weighting:
-        """This rule with every field that has an override of its own at its default. Such a field
-        is the temperature of ``tabed.Inverse``, which a method's name sets by ``tau=``.
+        """This rule, with the default in each field that an override of its own can set.
 
-        A method's name also names the rule, as in ``weights=inverse``. That name is found by
-        comparing this value with each named rule, so it does not depend on the temperature.
+        It serves to find the rule's name, the ``inverse`` of ``weights=inverse``: named rules have
+        their defaults, so this one equals the rule whose name it has. For example, the override
+        ``tau=`` sets the temperature of ``tabed.Inverse``, and the rule is ``inverse`` at every
+        temperature.
         """
         return self
 
@@ -71,8 +72,11 @@ class Weighting(ABC):
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Makes a drafter whose law is a mixture of the laws over several views of the prompt
-    (``Several``). ``weighting`` decides how much each view counts."""
+    """Makes a drafter that drafts from a mixture of one model's laws over several views.
+
+    The recipe's view, ``views.basic.Several``, has these views. ``weighting`` decides how much each
+    of them counts.
+    """
 
     name: ClassVar[str] = "ensemble"
     needs: ClassVar[Capabilities] = frozenset({Capability.SEVERAL_VIEWS})
@@ -93,13 +97,18 @@ class MixtureScores(Scores):
 
 class MixtureSession:
     """Presents a session over all views as one over their mixture, whose logits are
-    log sum_i w_i softmax(logits_i)."""
+    log sum_i w_i softmax(logits_i).
+
+    In the wrapped session each view of a request is a request of its own: with 2 views, request 3
+    has the rows 6 and 7 there.
+    """
 
     def __init__(self, session: Session, views: int) -> None:
+        # The weights of the views, by request. The drafter sets them before each draft.
         self.weights: dict[int, tuple[float, ...]] = {}
         self._session = session
-        self._views = views
-        self._last: dict[int, MixtureScores] = {}
+        self._views = views  # how many views each request has
+        self._last: dict[int, MixtureScores] = {}  # by request, since its last commit
 
     def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
         scored = self._session.score(self._by_row(trees))
@@ -133,9 +142,9 @@ class MixtureSession:
     def _mix(self, request: int, parts: tuple[Scores, ...]) -> Scores:
         """Returns the scores of the mixture of a request's views."""
         tree, last = parts[0].tree, self._last.get(request)
-        # The weights do not change within a draft, so the rows of nodes that were mixed before are
-        # used again, and row 0 (of the root) too.
-        rows = [] if last is None else list(last.rows[: count_shared_nodes(last.tree, tree) + 1])
+        # The weights do not change within a draft, so rows that were mixed for the last tree are
+        # used again: row 0, which is the root's, and row i + 1 of each node i that both trees have.
+        rows = [] if last is None else list(last.rows[: 1 + count_shared_nodes(last.tree, tree)])
         log_weights = torch.tensor(self.weights[request], dtype=torch.float32).log()
         for row in range(len(rows), len(parts[0].rows)):
             log_laws = torch.stack([part.rows[row] for part in parts]).float().log_softmax(-1)
@@ -211,6 +220,8 @@ class EnsembleDrafter(ModelDrafter, Learner):
         if not isinstance(q, MixtureScores):
             return state
         # A position counts if the target has judged the token there and the views have laws for it.
+        # The law after node i is in row i + 1. There is none after the nodes that were drafted
+        # last, because no forward of the draft model followed.
         nodes = [node for node in (ROOT, *round.verdict.path) if node + 1 < len(q.rows)]
         view_logits = torch.stack(
             [torch.stack([part.raw(node) for node in nodes]) for part in q.parts]
@@ -218,7 +229,8 @@ class EnsembleDrafter(ModelDrafter, Learner):
         target_logits = torch.stack([round.p.raw(node) for node in nodes])
         # The draft may know fewer ids than the target.
         target_logits = target_logits[:, : view_logits.shape[-1]].to(view_logits)
-        # Ids that no view may propose do not count in the target's law either.
+        # Ids that no view may propose have the logit -inf in every view. The target's law is
+        # computed without them too.
         banned = view_logits.isneginf().all(0)
         p = target_logits.masked_fill(banned, float("-inf")).log_softmax(-1)
         return self._weighting.fold(state, p, view_logits.log_softmax(-1))

@@ -44,6 +44,8 @@ class Fallback(Drafter, Learner, ParallelWork):
         self._undelivered: dict[int, Tree] = {}
         self.reason: str | None = None  # Why drafting was given up; None while it goes on.
 
+    # The schedule reaches the drafter's learner and its parallel work through these two, so their
+    # failures are caught here as well.
     @property
     def learner(self) -> Learner:
         return self

@@ -1,4 +1,10 @@
-"""What a file of methods provides: named recipes, and the choices that it adds to their axes."""
+"""What a file of methods provides in its variable ``PROVIDES``: recipes, and choices of parts.
+
+A method is written ``NAME/axis=value/...``, such as ``specvlm/view=uniform/keep=0.2``. NAME is the
+name of a recipe. Each override ``axis=value`` replaces one part of the recipe, as ``view=`` does,
+or sets one field of a part, as ``keep=`` does. ``methods/registry.py`` collects what all files
+provide, and ``methods/names.py`` resolves such names to recipes.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +21,17 @@ from saccade.drafting.ensemble import Weighting
 from saccade.drafting.recipe import Parts, Recipe
 from saccade.drafting.setup import MakeDrafter
 
-NOT_IN_NAMES = frozenset("/=+, ")  # Characters that mean something in a method with overrides.
+# Characters that separate things where methods are written, as in "tabed/view=full+text".
+NOT_IN_NAMES = frozenset("/=+, ")
 
 
 class Axis(ABC):
-    """One axis of overrides, written ``axis=value``."""
+    """One kind of overrides, such as all that begin with ``view=``."""
 
     @abstractmethod
     def choose(self, parts: Parts, value: str) -> Parts:
-        """Returns the parts with the value chosen. Raises MethodError."""
+        """Returns the parts of a recipe after the override by this value. Raises MethodError for a
+        value that is none of the axis's, or where the parts have nothing that it could change."""
 
     @abstractmethod
     def describe(self, recipe: Recipe) -> str | None:
@@ -36,15 +44,15 @@ class Axis(ABC):
 
 @dataclass(frozen=True)
 class Setting(Axis):
-    """An axis that sets one field of a part (a view, a shape or a drafter), or of an object that
-    such a part holds.
+    """An axis that sets one field, such as ``keep`` of a view.
 
-    The part is found by its class ``owner``, so a setting works wherever such an object is used.
+    The field belongs to an object of the class ``owner``. That is a part of the recipe (a view, a
+    shape, a drafter), or an object in a field of a part, such as the weighting of an ensemble.
     """
 
-    axis: str
+    axis: str  # the name before the "=" of an override
     owner: type
-    field: str
+    field: str  # the name of the field that is set
     parse: Callable[[str, str], Any]  # (axis, text) -> value; raises MethodError
     choices: str | tuple[str, ...]  # the possible values, as ``saccade methods`` shows them
     unmet_message: str = ""  # completes the message "AXIS ..." where no part has the field
@@ -75,11 +83,12 @@ class Setting(Axis):
         return f"{self.axis} {self.unmet_message}"
 
     def choose(self, parts: Parts, value: str) -> Parts:
-        # Only the first object that has the setting is changed.
+        # Only the first object that has the field is changed.
         for part_name, part in vars(parts).items():
             for field_name, owner in self._owners(part):
                 changed = self.write(owner, self.parse(self.axis, value))
-                changed_part = replace(part, **{field_name: changed}) if field_name else changed
+                is_part = field_name == ""
+                changed_part = changed if is_part else replace(part, **{field_name: changed})
                 return replace(parts, **{part_name: changed_part})
         raise MethodError(self.refusal(parts))
 
@@ -98,8 +107,8 @@ class Setting(Axis):
         return [self.choices] if isinstance(self.choices, str) else [*self.choices]
 
     def _owners(self, part: object) -> Iterator[tuple[str, Any]]:
-        """Yields ("", part) if the part itself has the setting, and (name, object) for each of its
-        fields that has it."""
+        """Yields ("", part) if the part itself has the field that is set, and (name, object) for
+        each of the part's fields that holds an object which has it."""
         for name, owner in (("", part), *vars(part).items()):
             if isinstance(owner, self.owner) and self.applies(owner):
                 yield name, owner
@@ -107,7 +116,7 @@ class Setting(Axis):
 
 @dataclass(frozen=True)
 class ViewSetting(Setting):
-    """A setting that views of several classes have, all as a field of the same name."""
+    """A setting of a field that views of several classes have, each if its ``settings`` name it."""
 
     def applies(self, owner: View) -> bool:
         return self.field in owner.settings
@@ -115,18 +124,22 @@ class ViewSetting(Setting):
 
 @dataclass(frozen=True)
 class Provides:
-    """A file's ``PROVIDES``: see ``docs/methods/a-sixth-method.md``."""
+    """What one file of methods provides.
+
+    Everything here can be chosen by its name: a recipe as a method, all else by an override.
+    ``docs/methods/a-sixth-method.md`` shows how to write a file.
+    """
 
     recipes: tuple[Recipe, ...] = ()
     views: tuple[View, ...] = ()
-    shapes: Mapping[str, Shape] = field(default_factory=dict)
-    shape_families: tuple[type[Shape], ...] = ()  # shapes with a parameter, spelled NAME-...
-    drafters: Mapping[str, MakeDrafter] = field(default_factory=dict)
+    shapes: Mapping[str, Shape] = field(default_factory=dict)  # by the name in ``shape=``
+    shape_families: tuple[type[Shape], ...] = ()  # shapes with a parameter, such as ``chain-5``
+    drafters: Mapping[str, MakeDrafter] = field(default_factory=dict)  # by the name in ``drafter=``
     # The values of the axis ``weights``: rules by which an ensemble weighs its views. Each is a
     # function from a window to a rule. The window is how many of the last verified positions the
     # rule learns from; None stands for all.
     weights: Mapping[str, Callable[[int | None], Weighting]] = field(default_factory=dict)
-    axes: Mapping[str, Axis] = field(default_factory=dict)  # settings of its own parts
+    axes: Mapping[str, Axis] = field(default_factory=dict)  # more axes, for fields of its own parts
 
     def __post_init__(self) -> None:
         """Raises MethodError for parts that could not be chosen by their names."""
@@ -147,7 +160,8 @@ class Provides:
 
 
 def _check_family(family: type[Shape]) -> None:
-    """Raises MethodError unless a family of shapes parses its examples and spells them back."""
+    """Raises MethodError unless a family of shapes has all that it needs, and each of its examples
+    is parsed to a shape that spells itself in the same way."""
     if not isinstance(family, type) or not issubclass(family, Shape):
         raise MethodError(
             f"shape_families= must be a tuple of subclasses of Shape, which {family!r} is not"

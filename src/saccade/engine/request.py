@@ -1,4 +1,8 @@
-"""A request, checked before any work: its inputs, its sampling rules and where it stops."""
+"""Checks the inputs and arguments of a call, and makes its :class:`Request` of them.
+
+A request has all that the engine needs to answer: the inputs, the sampling rules, and where answers
+stop. It is made before any forward, so a call that cannot be answered fails at once.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,7 @@ from saccade.model.backbone import Backbone
 from saccade.model.cuda_graphs import unused_bytes
 from saccade.model.session import MAX_RESERVED_ANSWER_TOKENS, forward_rows
 
+# Inputs beside pixels that transformers has prepared when it calls ``custom_generate``.
 PREPARED_INPUTS = {"attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_outputs"}
 # The input with the pixels of each kind of media. Some families count the patches of each medium
 # in another input, ``image_grid_thw`` or ``video_grid_thw``.
@@ -36,6 +41,7 @@ RAW_PIXEL_INPUTS = {*PIXELS.values(), "image_sizes", "batch_num_images", "pixel_
 IGNORED_ARGUMENTS = ("past_key_values", "cache", "logits_to_keep", "use_cache", "synced_gpus")
 
 Spans = tuple[int, int] | Sequence[tuple[int, int]]
+"""(start, stop) of one document among a prompt's tokens, or a list of such pairs."""
 
 
 class RequestArguments(GenerateArguments, total=False):
@@ -66,10 +72,11 @@ class RequestArguments(GenerateArguments, total=False):
 PENALTIES = ("presence_penalty", "frequency_penalty")
 # Names of arguments that are not settings of ``GenerationConfig``.
 NON_GENERATION_ARGUMENTS = RequestArguments.__annotations__.keys() - Settings.__annotations__.keys()
-# Arguments that are not inputs of the model. Our signature has to name them: transformers hands a
-# ``custom_generate`` no others, but refuses them or takes them as settings of its own. It would
-# take ``stop_strings`` as one, and then fail for lack of a tokenizer: with a custom function it
-# drops ``tokenizer=`` before it makes its stopping criteria.
+# Arguments that are not inputs of the model. The signature of ``saccade.generate`` names each of
+# them, because transformers passes a ``custom_generate`` function only those that it names. All
+# others it refuses, or takes as settings of its own. If it took ``stop_strings``, it would make a
+# stopping criterion of them, and that would fail: the criterion needs the tokenizer, but
+# transformers drops ``tokenizer=`` where the function is a custom one.
 CALL_ARGUMENTS = {*NON_GENERATION_ARGUMENTS, "stop_strings"}
 
 
@@ -115,6 +122,7 @@ class Request:
 
         Raises OptionError for an input or an argument that cannot be used.
         """
+        # Check the arguments, and merge the settings.
         seed, tokenizer = arguments.get("seed"), arguments.get("tokenizer")
         draft_inputs = arguments.get("draft_inputs")
         logits_processor = arguments.get("logits_processor")
@@ -134,6 +142,7 @@ class Request:
         config = generation_settings.merge_settings(
             target.model, arguments.get("generation_config"), settings, supported_by_caller
         )
+        # Complete the inputs: masks, documents, and a copy of each prompt for every answer to it.
         copies = generation_settings.sequence_count(config)
         pad, ends = config.pad_token_id, generation_settings.end_ids(config)
         inputs = _with_attention_mask(_check_inputs(target, inputs), pad, ends)
@@ -147,6 +156,7 @@ class Request:
             prefix_allowed_tokens_fn = prefix_allowed_tokens_fn and _renumber_rows(
                 prefix_allowed_tokens_fn, requests, copies
             )
+        # Make the limits, the sampling rules and the decoders.
         limits = generation_settings.answer_limits(
             config, inputs["input_ids"].shape[1], stopping_criteria or ()
         )
@@ -219,6 +229,7 @@ class Request:
             if value is not None and name not in CALL_ARGUMENTS and name not in IGNORED_ARGUMENTS
         }
         others = model_inputs.keys() - PREPARED_INPUTS - RAW_PIXEL_INPUTS
+        # The known ones among these are grids of patches, and Qwen's ``second_per_grid_ts``.
         if unknown := sorted(n for n in others if not n.endswith(("_grid_thw", "_ts"))):
             if unknown[0] in checked.to_dict():
                 raise OptionError(
@@ -313,8 +324,8 @@ class Request:
             if new is None or new.ndim != old.ndim:
                 return False
             if old.ndim > 0:
-                # The first medium is the first row. But where the rows are patches, which a grid
-                # counts, it is the first t * h * w rows.
+                # A tensor has one row for each medium, or one row for each patch. If there is a
+                # grid, the rows are patches, and the first medium has t * h * w of them.
                 first_rows = 1
                 grid = earlier.get(grid_names[name]) if name in grid_names else None
                 if old.ndim == 2 and grid is not None:
@@ -344,7 +355,10 @@ class Request:
         *,
         keeps_all_keys: bool = True,
     ) -> None:
-        """Raises ModelError where a prompt is too long for the target or for the memory."""
+        """Raises ModelError where a prompt is too long for the target or for the memory.
+
+        The arguments are those of :meth:`fits`.
+        """
         self.check_length(target)
         if not self.fits(target, hidden_layers=hidden_layers, keeps_all_keys=keeps_all_keys):
             raise self.too_long_error(target, hidden_layers, keeps_all_keys=keeps_all_keys)
@@ -357,11 +371,14 @@ class Request:
         *,
         keeps_all_keys: bool = True,
     ) -> bool:
-        """Returns whether the target's device has memory for these caches and ``beside`` tokens
-        more, with the hidden states of ``hidden_layers``. A target on several devices is taken to
-        fit, since its share of each is unknown.
+        """Returns whether the target's device has memory for this request's caches.
 
-        ``keeps_all_keys`` says whether layers with a window keep the keys behind it.
+        A target on several devices is taken to fit, since its share of each is unknown.
+
+        Args:
+            beside: for how many tokens of other requests there must be room as well.
+            hidden_layers: the hidden states that are stored for each token, for a draft head.
+            keeps_all_keys: whether layers with a window keep the keys behind it.
         """
         if len(set(target.devices)) > 1:
             return True
@@ -430,7 +447,8 @@ def _check_inputs(target: Backbone, inputs: Inputs) -> Inputs:
     if mask is not None and not _leaves_tokens(mask, ids):
         raise OptionError(
             f"attention_mask is {list(np.shape(mask))} for input_ids of {list(ids.shape)}, or "
-            "hides all of a request: it must be a tensor as large and keep some of each"
+            "hides all of a request: it must have the shape of input_ids and leave a token of each "
+            "request"
         )
     checked: Inputs = {**inputs, "input_ids": ids.long()}
     tensors = [each for each in inputs.values() if isinstance(each, Tensor)]
@@ -486,8 +504,10 @@ def _with_documents(inputs: Inputs, context: Any, draft_inputs: Inputs | None) -
     mask = inputs.get("attention_mask")
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
     marked = torch.zeros_like(ids)
+    # ``context`` may be anything, so errors of type, value and index become one message.
     try:
         for row, spans in enumerate(spans_by_request):
+            # Spans count a prompt's tokens without its padding: token i is in column places[i].
             places = real[row].nonzero().squeeze(-1)
             if not spans and len(ids) > 1:
                 continue  # This request of a batch has no document.
@@ -498,7 +518,7 @@ def _with_documents(inputs: Inputs, context: Any, draft_inputs: Inputs | None) -
                     )
                 marked[row, places[start:stop]] = 1
         if len(spans_by_request) != len(ids):
-            raise IndexError
+            raise IndexError  # It is caught below.
     except (TypeError, ValueError, IndexError) as error:
         raise OptionError(
             "context= is (start, stop) in tokens of the prompt, or a list of such; of several "

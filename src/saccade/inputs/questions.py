@@ -1,4 +1,8 @@
-"""Makes a model's inputs of videos, images and a question, after earlier turns if there are any."""
+"""Makes a model's inputs of videos, images and a question, after earlier turns if there are any.
+
+The model's chat template writes the conversation as text. Its processor then turns the text and the
+media into ``Inputs``: ids, pixels and what belongs to them.
+"""
 
 from __future__ import annotations
 
@@ -107,15 +111,18 @@ def ask(
     documents: Sequence[str] = (),
     system: str | None = None,
 ) -> Inputs:
-    """Returns the processor's inputs of videos, images and a question, after earlier turns.
+    """Returns the model's inputs for a question about videos and images, after earlier turns.
 
-    ``history`` has the earlier questions and answers. ``documents`` are long texts that views may
-    prune; they follow the images.
+    The first message of the user has the videos, the images, the documents, and then the first
+    question.
 
-    ``parts`` and ``last`` are the first and the last message of the user in the form of chat
-    templates. They are for messages with media between their words, and for a last question with
-    media of its own. ``parts`` replaces all of the first message, documents and question included.
-    ``last`` replaces the question. ``system`` is a system message before all others.
+    Args:
+        history: the earlier questions, each with its answer.
+        documents: long texts that views may prune.
+        parts: the parts of the user's first message, in the form of chat templates. They replace
+            that message, documents and question included, so media may stand between its words.
+        last: the parts of the user's last message, in the same form. They replace ``question``.
+        system: a system message before all others.
     """
     processor = loaded.processor
     inputs = question_inputs(
@@ -125,8 +132,10 @@ def ask(
 
 
 def dialogue_inputs(loaded: Loaded, dialogue: Dialogue) -> Inputs:
-    """Returns the processor's inputs of a dialogue. Raises ModelError or OptionError for what the
-    model cannot read."""
+    """Returns the model's inputs for a dialogue.
+
+    Raises ModelError or OptionError for what the model cannot read.
+    """
     clips, images = dialogue.clips, dialogue.images
     inputs = conversation_inputs(
         loaded.name,
@@ -217,12 +226,12 @@ def question_inputs(
     last: Sequence[Mapping[str, str]] | None = None,
     system: str | None = None,
 ) -> Inputs:
-    """Does what :func:`ask` does without a loaded model.
+    """Returns what :func:`ask` does, from a processor alone; pixels keep the processor's type.
 
     Raises OptionError if the question, a document or the system message is not text.
     """
-    *media_parts, _ = _question_content("", clips, images, documents)
-    _question_content(question)  # Only for its error.
+    *media_parts, _ = _question_content("", clips, images, documents)  # All but the question.
+    _question_content(question)  # This only raises an error if the question is not text.
     turns: list[dict[str, Any]] = []
     for earlier_question, answer in history:
         turns.append({"role": "user", "content": [{"type": "text", "text": earlier_question}]})
@@ -281,7 +290,7 @@ def conversation_inputs(
     opens_answer: bool = True,
     variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> Inputs:
-    """Returns the processor's inputs of a conversation in the form of chat templates.
+    """Returns the model's inputs for a conversation in the form of chat templates.
 
     Each turn has a role and a content of parts: ``{"type": "text", "text": ...}``, the same of type
     "document" for text that views may prune, and ``{"type": "video"}`` or ``{"type": "image"}``

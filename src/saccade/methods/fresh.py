@@ -1,17 +1,19 @@
 """Fresh: Sparse-to-Dense's keys, chosen again in every round. This is Saccade's own method.
 
-In Sparse-to-Dense (``methods/std.py``) the target drafts for itself, and each head reads only the K
-visual keys that it attends to most at prefill. But a head's attention moves as the answer goes on.
-On real weights those keys get .65 of the attention mass that the head's current top keys get, so
-drafts end early. The target computes the queries of every verified row anyway when it verifies. So
-before every n-th round each key gets a score: its mean attention over the last R verified rows i,
-summed over the heads of a group, times (1 + hold) if the draft reads the key already. The draft
-then reads the K keys with the highest scores:
+In Sparse-to-Dense (``methods/std.py``) the target drafts for itself. While it drafts, each key head
+reads only those K visual keys that it attended to most at prefill. But a head's attention moves as
+the answer goes on. On real weights the keys chosen at prefill get .65 of the attention that the K
+keys with the most attention now get, so drafts end early.
+
+The target computes the queries of every verified row anyway when it verifies. So before every n-th
+round each key j gets a score: its mean attention A from the last R verified rows i, summed over the
+query heads of a group, and raised by the share ``hold`` if the draft reads the key already, so that
+small differences do not replace keys. The draft then reads the K keys with the highest scores:
 
     K'_{l,h} = top-K_j  (1 + hold [j in K_{l,h}])  mean_i  sum_{g in group h}  A_{l,g}[i, j]
 
-K are the keys of layer l and key head h that the draft reads so far, and K' those that it reads
-next. g are the query heads that share h.
+K_{l,h} are the keys of layer l and key head h that the draft reads so far, and K'_{l,h} those that
+it reads next. g are the query heads that share h. ``Refresh`` has n, R and hold.
 
 The target's rows do not depend on which keys the draft reads, so the answer does not either (see
 ``docs/lossless.md``).
@@ -31,7 +33,7 @@ from saccade.drafting.provides import Provides, ViewSetting
 from saccade.drafting.recipe import Parts
 from saccade.methods.std import STD, PerHead
 
-DECIMAL_NUMBER = re.compile(r"\d+(\.\d*)?|\.\d+", re.ASCII)
+DECIMAL_NUMBER = re.compile(r"\d+(\.\d*)?|\.\d+", re.ASCII)  # such as 1, 0.25 or .25
 
 FRESH = replace(
     STD,
@@ -45,7 +47,10 @@ FRESH = replace(
 
 @dataclass(frozen=True)
 class RefreshSetting(ViewSetting):
-    """Sets how often a view by attention chooses its keys again, and by what."""
+    """The axis ``refresh``: how often a view chooses its keys again during an answer, and by what.
+
+    Only views that choose by the target's attention have it.
+    """
 
     def applies(self, owner: View) -> bool:
         return super().applies(owner) and Capability.ATTENTION in owner.needs

@@ -50,11 +50,12 @@ GAMMAS = {"llava_onevision": 7, "qwen3_vl": 3, "qwen3_vl_moe": 3}  # By the targ
 
 @dataclass(frozen=True)
 class Holistic:
-    """The holistic saliency. A part can be left out for the ablations of Fig. 6."""
+    """Chooses visual tokens by the holistic saliency s of Eq. 7. For the ablations of Fig. 6 a part
+    of the sum can be left out."""
 
-    attn: bool = True
-    temp: bool = True
-    spa: bool = True
+    attn: bool = True  # whether s_attn is a part
+    temp: bool = True  # whether s_temp is a part
+    spa: bool = True  # whether s_spa is a part
 
     def saliency_without_target(self, prompt: Prompt) -> Float[Tensor, " visual"]:
         """Returns the part of the saliency that needs no target: s_temp and s_spa."""
@@ -84,6 +85,7 @@ class Holistic:
     def __call__(
         self, prompt: Prompt, target_attention: TargetAttention, budget: int
     ) -> Int[Tensor, " kept"]:
+        """Returns the ``budget`` most salient visual tokens."""
         return saliency.top(self.saliency_with_target(prompt, target_attention), budget)
 
 

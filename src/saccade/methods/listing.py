@@ -1,9 +1,13 @@
 """The methods of this package as data, so that a name can be checked without importing PyTorch.
 
-``listed.json`` holds what the registry would say; ``make listed`` writes it, and a test compares
-it with the registry. It is used only if two conditions hold: no installed package and no file of
-the user's own adds methods, and the folder of this module has the same Python files as when
-``listed.json`` was written. Otherwise the registry imports all methods, which takes longer.
+``registry`` collects all methods, but it imports their files, and PyTorch with them. So the list of
+methods is also stored in ``listed.json``: ``make listed`` writes it, and a test compares it with
+the registry. The file is used only if two conditions hold: no installed package and no file of the
+user's own adds methods, and the folder of this module has the same Python files as when
+``listed.json`` was written. Otherwise commands ask the registry, which takes longer.
+
+A method is written ``NAME/axis=value/...``: a name, and overrides of its choices, such as
+``specvlm/view=uniform/keep=0.2``.
 """
 
 from __future__ import annotations
@@ -25,10 +29,11 @@ LISTED = FOLDER / "listed.json"
 
 @dataclass(frozen=True)
 class Listing:
-    """Every named method, and the choices there are on each axis, in words."""
+    """Every named method, and the values that each axis of overrides takes, in words."""
 
-    methods: dict[str, dict[str, str]]  # Each method's description and parts, by name.
-    axes: dict[str, list[str]]
+    # By the method's name: what it is about, why it is a study if it is one, and its axes' values.
+    methods: dict[str, dict[str, str]]
+    axes: dict[str, list[str]]  # By the axis's name: the values that it takes.
 
     def split_studies(self) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
         """Returns the methods in two groups: those that are no studies, then the studies.
@@ -72,7 +77,11 @@ def method_files() -> list[str]:
 def split_name(
     name: str, methods: Collection[str], axes: Collection[str]
 ) -> tuple[str, dict[str, str]]:
-    """Returns ``NAME/axis=value/...`` as the name and its overrides. Raises MethodError."""
+    """Splits ``NAME/axis=value/...`` into the name and the value of each axis that it overrides.
+
+    ``methods`` and ``axes`` are the known names. Raises MethodError for others. The values are not
+    checked.
+    """
     base, *overrides = name.strip().split("/")
     if base not in methods:
         raise MethodError(

@@ -1,9 +1,10 @@
 """Attention by an explicit mask: layers with a window, and prompts read in both directions.
 
-Most layers see every key before them, which :mod:`saccade.model.attention` computes without a mask.
-Some do not: in a layer with a sliding window a row sees the last keys alone (Gemma, Mistral), in a
-chunked one those of its own chunk (Llama 4), and the pictures of some families are read in both
-directions (Gemma 3 and 4, PaliGemma). For these a mask says which keys of the cache each row sees.
+In most layers a row (a token of a forward) sees the keys of all tokens before it, which
+:mod:`saccade.model.attention` computes without such a mask. In some it sees others: with a sliding
+window the last keys alone (Gemma, Mistral), with chunks those of its own chunk (Llama 4), and in a
+picture that is read in both directions also keys after it (Gemma 3 and 4, PaliGemma). Here a mask
+over all keys of the cache says which of them each row sees.
 """
 
 from __future__ import annotations
@@ -72,37 +73,42 @@ def visible_keys(
 ) -> tuple[Bool[Tensor, "new visible"], int]:
     """Returns which keys each row of a segment sees, and the first key that any row sees.
 
-    The columns begin with that key. The window counts tokens along each row's own path. For example
-    nodes 0, 1 and 2 of a tree, of which 1 and 2 are both children of 0, follow 10 committed tokens.
-    Then node 2 has place 11 in its text and sees node 0 at place 10, although the keys of these
-    nodes are in rows 12 and 10 of the cache.
+    The mask's first column is for that key, so the keys before it need not be read.
+
+    A window measures distance in the text that ends with the row: the committed tokens, and then
+    the nodes of a tree on the row's own path. For example, 10 committed tokens are followed by node
+    0 and its two children, nodes 1 and 2, whose keys are in rows 10, 11 and 12 of the cache. In the
+    text that ends with node 2, node 0 has the place 10 and node 2 has the place 11. So a window of
+    two tokens shows node 0 to node 2.
     """
     new = segment.stop - segment.start
     key_count = segment.first_key + new
     mask = segment.mask
     masked_keys = mask.shape[1]
-    # The key of the tree's first node. Nodes that were scored earlier come before the segment's
-    # rows. Committed rows, if there are any, come first in the segment.
+    # The key of the tree's first node. A segment has committed rows and then the tree's nodes. Or
+    # it has nodes alone, and nodes that were scored earlier have the keys right before it.
     tree_start = segment.first_key - segment.scored_nodes + segment.committed_rows
     visible = torch.ones(new, key_count, dtype=torch.bool)
     visible[:, key_count - masked_keys :] = mask
-    sees_later = window is not None or not segment.sees_ahead_in_windows_only
-    if segment.last_visible_row is not None and sees_later:
+    layer_sees_ahead = window is not None or not segment.sees_ahead_in_windows_only
+    if segment.last_visible_row is not None and layer_sees_ahead:
+        # Rows with the same last visible row see each other.
         reach = segment.last_visible_row.cpu()
         visible[:, segment.first_key :] |= reach[:, None] == reach
     if window is None:
         return visible, 0
-    # A window measures distance in the text that ends with the row: the committed tokens and then
-    # the row's ancestors. A "place" is a row's or key's number in that text, from 0 on.
-    path = visible[segment.committed_rows :, tree_start:]  # Each node's ancestors and itself.
+    # A "place" is a row's or a key's number, from 0 on, in the text that ends with the row. The
+    # comments below give the numbers of node 2 in the example above.
+    path = visible[segment.committed_rows :, tree_start:]  # Ancestors and the node itself: 1, 0, 1.
     row_places = segment.first_key + torch.arange(new)
-    row_places[segment.committed_rows :] = tree_start - 1 + path.sum(1)
+    row_places[segment.committed_rows :] = tree_start - 1 + path.sum(1)  # 10 - 1 + 2 = 11.
     key_places = torch.arange(key_count).repeat(new, 1)
     # An ancestor's place is that of the row less the number of nodes after the ancestor on the
     # row's path. The places of other nodes do not matter, because `visible` leaves them out.
-    path_nodes_from = path.int().flip(1).cumsum(1).flip(1)  # This node and those after it.
+    path_nodes_from = path.int().flip(1).cumsum(1).flip(1)  # Path nodes from each one on: 2, 1, 1.
     node_row_places = row_places[segment.committed_rows :, None]
-    key_places[segment.committed_rows :, tree_start:] = node_row_places - (path_nodes_from - 1)
+    nodes_after = path_nodes_from - 1  # 1, 0, 0, so nodes 0 and 2 have the places 10 and 11.
+    key_places[segment.committed_rows :, tree_start:] = node_row_places - nodes_after
     visible &= window.covers(row_places[:, None], key_places)
     first = int(visible.any(0).int().argmax())
     return visible[:, first:], first
@@ -129,6 +135,7 @@ def attend_visible(
 def _attend_with_extras(
     q: Queries, k: Tensor, v: Tensor, visible: Tensor, scale: float, extras: Extras
 ) -> Tensor:
+    """Does what :func:`attend_visible` does, for a layer with a softcap or with sinks."""
     heads, new, width = q.shape
     kv_heads, key_count = k.shape[:2]
     rows_at_once = max(1, MAX_LOGITS_AT_ONCE // (heads * key_count))
@@ -156,9 +163,10 @@ def last_visible_rows(
     """Returns the last key that each row of a prompt sees, by the mask that a model made for it;
     None where no row sees a key after itself.
 
-    In such a mask each row sees the keys before it, as far as the ``window`` of its layers reaches.
-    Of the keys after it, it sees exactly the rows that have the same last key. Raises ValueError
-    for any other mask.
+    For example, it is 0, 3, 3, 3, 4 for a row of text, a picture of three rows that see each other,
+    and a row of text. Raises ValueError for a mask that these numbers and the ``window`` do not
+    describe. They describe one in which each row sees the keys up to itself that are in its window,
+    and of the later keys in its window exactly those of rows with the same last key.
     """
     length = len(mask)
     places = torch.arange(length, device=mask.device)

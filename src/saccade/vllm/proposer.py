@@ -1,4 +1,8 @@
-"""One round of drafting for any engine: which requests draft, how far, and what was accepted."""
+"""Decides in each round which of an engine's requests are drafted for and how far.
+
+The engine, such as vLLM, calls :meth:`Proposer.propose` between two forwards of the target. From
+call to call the proposer learns what forwards cost and how many drafted tokens were accepted.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,8 @@ from saccade.vllm.request_drafts import DraftRequest, Drafts, ProposedTokens
 class Proposer:
     """Drafts for an engine's requests round by round, as far as it pays (see ``draft_length``).
 
-    ``max_length`` is the longest draft in tokens. If ``length`` is given, every draft has that
-    length. ``clock`` gives seconds.
+    ``max_length`` is the longest draft in tokens. If ``length`` is given, drafts have that length
+    whether it pays or not. ``clock`` gives seconds.
     """
 
     def __init__(
@@ -47,9 +51,11 @@ class Proposer:
         # The target has run one forward since the last call. How many rows it had is known only if
         # it was over the same requests as the last call: then each had one row for its last token,
         # and one for every token that was drafted for it.
-        if decoding_only and names and self._last_proposals.keys() == set(names):
+        has_same_requests = bool(names) and self._last_proposals.keys() == set(names)
+        if decoding_only and has_same_requests:
             rows = sum(1 + len(draft.tokens) for draft in self._last_proposals.values())
             costs = costs.after_target_forward(rows, start - self._last_end)
+        # ``new`` are the tokens that this forward emitted, which show what it accepted.
         for each in requests:
             draft = self._last_proposals.get(each.name, ProposedTokens())
             self._acceptance = update_acceptance(

@@ -26,7 +26,7 @@ from saccade.inputs.footprint import (
 from saccade.model.kernels.few_bits import ROUNDINGS, Rounding
 from saccade.model.memory import GIB, SPARE_SHARE, format_bytes
 
-ACCEPTANCE_RATES = (0.6, 0.7, 0.8, 0.9)  # For which a speedup is shown.
+ACCEPTANCE_RATES = (0.6, 0.7, 0.8, 0.9)  # A speedup is shown for each.
 MAX_CHAIN = 12  # The longest chain that is considered, in tokens.
 COST_PER_ROW = EXPECTED_COST_PER_ROW
 H100_BYTES_PER_SECOND = 3.35e12  # As published.
@@ -41,17 +41,20 @@ FIXED_BYTES_PER_LAYER = {
 """The fixed time of a layer, as the bytes that could be read in that time."""
 PROCESS_BYTES = GIB // 2
 """About what another process takes on a GPU for CUDA itself."""
-WORTHWHILE_SPEEDUP = 1.3
+WORTHWHILE_SPEEDUP = 1.3  # From this speedup on, the verdict is "worth it".
+# From this speedup on, the verdict is at least "little to gain". Rounding is suggested only if it
+# gains more than this factor.
 NOTICEABLE_SPEEDUP = 1.05
 SUGGESTED_ROUNDING = ROUNDINGS["int4"]
-TYPICAL_RATE = 0.8  # An acceptance rate that the papers' pairs reach.
+# The verdict and the suggestion assume this acceptance rate, which the papers' pairs reach.
+TYPICAL_RATE = 0.8
 
 
 @dataclass(frozen=True)
 class Outlook:
     """The expected speedup at one acceptance rate."""
 
-    rate: float
+    rate: float  # The acceptance rate.
     length: int  # The drafted tokens of the best chain.
     speedup: float  # Of decoding, against plain decoding.
 
@@ -61,8 +64,8 @@ class Part:
     """What one model needs, in bytes."""
 
     name: str
-    weights: int
-    cache: int
+    weights: int  # With a rounded copy, if the draft has one.
+    cache: int  # The keys, values and states of one request.
     step: float  # The bytes that a forward of one token reads.
     # The fixed time of a forward, as the bytes that could be read in that time.
     fixed: float = 0.0
@@ -86,14 +89,14 @@ class Diagnosis:
     parts: tuple[Part, ...]
     needed: int  # The bytes of what lies on the target's device.
     free_bytes: int  # Of the target's device.
-    tokens: int
+    tokens: int  # Of the prompt and the answer together.
     # A draft's step over a target's, in bytes read. It is 1 for a target alone, and no ratio of
     # times where the two are on devices of two kinds.
     ratio: float
     # Empty without a draft, with problems, and where the two are on devices of two kinds.
     outlook: tuple[Outlook, ...]
     problems: tuple[str, ...]  # Why the two cannot work together or do not fit.
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # What else is true of the two, in sentences.
     draft_process_bytes: int = 0  # What a draft in a process of its own needs beyond ``needed``.
     suggestion: str = ""  # What rounding the draft's weights would gain, if that is noticeable.
 
@@ -161,6 +164,7 @@ def examine(
     """
     draft_device, draft_dtype = draft_device or device, draft_dtype or dtype
     all_problems = list(problems)
+    # What each model needs: ``parts`` are the target, and after it the draft if there is one.
     try:
         parts = [_part(*target, tokens, dtype, bits, device)]
         draft_tokens = max(1, int(tokens * keep))
@@ -183,11 +187,13 @@ def examine(
     except ModelError as error:
         reasons = (*dict.fromkeys([*all_problems, str(error)]),)
         return Diagnosis((), 0, free_bytes, tokens, 1.0, (), reasons, tuple(notes))
+    # The expected speedup.
     outlook: tuple[Outlook, ...] = ()
     ratio = parts[-1].cost / parts[0].cost
     cost_per_row = COST_PER_ROW.get(device, COST_PER_ROW["cuda"])
     if len(parts) > 1 and not all_problems and draft_device == device:
         outlook = tuple(_best_chain(rate, ratio, cost_per_row) for rate in ACCEPTANCE_RATES)
+    # Whether they fit into memory.
     on_device = parts if draft_free_bytes is None else parts[:1]
     needed = sum(part.weights + part.cache for part in on_device)
     if needed > free_bytes * (1 - SPARE_SHARE):
@@ -209,6 +215,7 @@ def examine(
             f"the draft runs on a device of another kind ({draft_device}) than the target "
             f"({device}), so no speedup can be told from their sizes: saccade calibrate measures it"
         )
+    # Whether a draft with rounded weights would gain noticeably more.
     suggestion = ""
     is_roundable = (
         head is None and draft_rounding is None and bits is None and device == draft_device == "cpu"
@@ -223,6 +230,7 @@ def examine(
         fits = needed + copy_bytes <= free_bytes * (1 - SPARE_SHARE)
         if fits and new_speedup > speedup * NOTICEABLE_SPEEDUP:
             suggestion = _suggest_rounding(new_speedup, draft is None)
+    # What a parallel method needs, whose draft is a process of its own on a GPU.
     process_bytes = 0
     if draft is not None and head is None and draft_device != "cpu":
         process_bytes = PROCESS_BYTES
@@ -271,10 +279,12 @@ def _own_draft(
 ) -> Part:
     """Returns what the target needs as its own draft, in addition to what it needs as the target:
     a rounded copy of its weights, and a cache."""
-    # This part counts the target's own weights and the copy.
-    whole_part = _part(name, config, tokens, dtype, None, device, rounding)
+    with_originals = _part(name, config, tokens, dtype, None, device, rounding)
+    # The target's own part has the original weights already, and the sentence about its layers.
     copy = footprint(config).rounded_copy_bytes(rounding.bytes_per_weight)
-    return replace(whole_part, name=f"{name} ({rounding.name})", weights=copy, special_layers="")
+    return replace(
+        with_originals, name=f"{name} ({rounding.name})", weights=copy, special_layers=""
+    )
 
 
 def _part(
@@ -287,9 +297,12 @@ def _part(
     rounding: Rounding | None = None,
     size_of_head: Footprint | None = None,
 ) -> Part:
-    """Returns what a model needs. With a draft's ``rounding`` it has a rounded copy of its weights,
-    which its steps read. ``size_of_head`` is the model's size where the config is not the model's
-    own."""
+    """Returns what a model needs.
+
+    With a ``rounding`` the model is a draft that has a rounded copy beside its weights. Its steps
+    read the copy. With ``size_of_head`` it is a draft head of that size, and the target's
+    ``config`` only says how many bytes a number takes.
+    """
     try:
         model_size: Footprint = size_of_head or footprint(config)
     except ModelError as error:

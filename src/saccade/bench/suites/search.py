@@ -1,4 +1,10 @@
-"""Finds a benchmark on disk, or says what is missing and which command fetches it."""
+"""Finds the files of a benchmark on disk, or says what is missing and which command fetches it.
+
+A benchmark (``benchmarks.yaml``) may have several sources, which are publications of the same
+samples with other files or columns. Each is looked for in a folder that the user names, or in the
+cache of the Hugging Face hub. Its samples are the rows of tables. Its videos or pictures are in the
+rows, in a table of their own (``Join``), or in files beside the tables (``Media``).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +33,7 @@ def open_dataset(
     *,
     paper: str | None = None,
 ) -> Dataset:
-    """Returns a benchmark as a suite.
+    """Returns the benchmark of this name, ready to be read.
 
     `name` is one of `BENCHMARKS`, or "mvbench/action_count" for a part. `root` is its folder, a
     folder that contains it, or a snapshot of the hub. Without it the local hub cache is searched,
@@ -44,7 +50,8 @@ def open_dataset(
         )
     setting = benchmark.papers[paper or next(iter(benchmark.papers))]
     sources = [source for source in benchmark.sources if setting.split in source.files]
-    # Parts are in files of their own, unless a column of the rows names the part.
+    # Each part has files of its own, unless a column of the rows names the part. Then, and where
+    # there are no parts, one search without a part's name finds all files.
     parts: tuple[str, ...] = ("",)
     if benchmark.parts and not benchmark.part_column:
         parts = (part,) if part else benchmark.parts
@@ -67,9 +74,9 @@ class _Search:
     """Searches for the files of one split of a benchmark, and makes the errors for missing ones."""
 
     benchmark: Benchmark
-    split: str
-    parts: tuple[str, ...]
-    root: Path | None
+    split: str  # the split that the paper uses, such as "test"
+    parts: tuple[str, ...]  # the parts that have files of their own, or else ("",)
+    root: Path | None  # the folder that the user named; None searches the hub's cache
 
     def folders(self, source: Source) -> Iterator[Path]:
         """Yields folders that may hold the dataset, the likeliest first.
@@ -95,6 +102,7 @@ class _Search:
         """Returns the dataset in this folder, or None if the folder has none of the dataset's
         files. Raises OptionError if some are missing."""
         benchmark, remedy = self.benchmark, self.remedy(source)
+        # The files of rows, by part.
         files = {
             part: _matching_files(folder, source.files[self.split], part) for part in self.parts
         }
@@ -103,7 +111,7 @@ class _Search:
         if missing := [part for part, paths in files.items() if not paths]:
             names = ", ".join(self._patterns(source.files, missing[:3]))
             raise self._incomplete_error(f"{names} is missing", remedy)
-        # For each column that must be there, the names that it may have.
+        # The rows. ``required`` has, for each column that must be there, the names it may have.
         required = [
             names for role, names in benchmark.columns.items() if role not in benchmark.optional
         ]
@@ -114,6 +122,7 @@ class _Search:
         if benchmark.join:
             required.append((benchmark.join.question_key,))
         tables = tuple((part, self._rows(source, paths, required)) for part, paths in files.items())
+        # The table of pictures, and the files of media.
         pictures = index = None
         if benchmark.join is not None:
             paths = _matching_files(folder, benchmark.join.files[self.split], "")
@@ -136,8 +145,11 @@ class _Search:
         return Dataset(benchmark.title, setting, benchmark, tables, "", pictures, index, remedy)
 
     def remedy(self, source: Source, with_media: bool = False) -> str:
-        """Returns the end of a message: the command that fetches the files, or with ``with_media``
-        the command that fetches the media."""
+        """Returns the end of an error message, which says how to fetch what is missing.
+
+        That is a command which fetches the tables. With ``with_media`` it fetches the archives of
+        the media instead.
+        """
         repo, media_layout = source.repos[0], self.benchmark.media
         include = self._patterns(source.files, self.parts)
         if self.benchmark.join is not None:
@@ -164,7 +176,7 @@ class _Search:
         return OptionError(f"{problem}: {self.remedy(source)}")
 
     def _patterns(self, files: Mapping[str, tuple[str, ...]], parts: Sequence[str]) -> list[str]:
-        """Returns the patterns of these parts' files, for a message or a command.
+        """Returns a pattern of file names for each of these parts, for a message or a command.
 
         If there are more than three parts, it is one pattern that fits them all, to keep it short.
         """
@@ -177,8 +189,11 @@ class _Search:
     def _rows(
         self, source: Source, files: Sequence[Path], required: Sequence[tuple[str, ...]]
     ) -> Rows:
-        """Returns the rows of files. Raises OptionError if files are missing or damaged, or if none
-        of the names of a ``required`` column is there."""
+        """Returns the rows of files.
+
+        ``required`` has, for each column that must be there, the names that it may have. Raises
+        OptionError if the files have none of these names, or if they are incomplete or damaged.
+        """
         remedy = self.remedy(source)
         if missing := missing_shards(files):
             raise self._incomplete_error(f"{missing[0]} is missing", remedy)

@@ -1,4 +1,10 @@
-"""A head as a draft model: the target's vocabulary, media and device, and one layer of its own."""
+"""A draft head in the form of a draft model, and the functions that make EAGLE-3 and MTP heads.
+
+A draft head is a small module that drafts from the target's hidden states. It has a decoder layer
+of its own, and may have embeddings and an output matrix. What it lacks, such as a vision tower, is
+the target's. An EAGLE-3 head is a checkpoint of its own. An MTP head (multi-token prediction) is
+part of the target's checkpoint. DFlash heads, which have several layers, are in ``dflash``.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +39,12 @@ class HeadConfig(LlamaConfig):
 
 
 class Head(Backbone):
-    """A head over a loaded target.
+    """A draft head over a loaded target.
 
-    It is the target's :class:`Backbone` but for the decoder, which is the head's one layer, and the
-    logits. ``score`` and ``commit`` are :class:`saccade.model.heads.head_session.HeadSession`'s.
+    It differs from the target's :class:`Backbone` in the decoder, which is the head's one layer
+    (:meth:`step`), and in :meth:`logits`. Its requests are in a
+    :class:`saccade.model.heads.head_session.HeadSession`, which gives each row the target's hidden
+    state as well as an embedding.
     """
 
     drafts_blocks = False
@@ -57,7 +65,8 @@ class Head(Backbone):
             module: a :class:`~saccade.model.heads.modules.HeadModule`, or a DFlash head's layers.
             config: the config of the head's layer.
             rotary: the rotary embedding of the head's layers.
-            axes: how many axes of positions ``rotary`` reads.
+            axes: how many position numbers of a token ``rotary`` reads: three for M-RoPE (time,
+                height, width), else one.
             template_layer: the number of the target's layer whose shape the head's layer has. None
                 where ``config`` has the shape.
         """
@@ -73,6 +82,8 @@ class Head(Backbone):
         self.hidden_layers = module.hidden_layers
         self.axes = axes
         self.text: Any = SimpleNamespace(layers=module, rotary_emb=rotary)
+        # The rest replaces what describes the layers of the target, or was made for them: recurrent
+        # states, windows, the fused decoder, kernels, stored prefixes, captured forwards.
         self.layer_count = self.key_layer_count = 1
         self.mixers = {}
         self.windows = []
@@ -118,7 +129,11 @@ class Head(Backbone):
         return self.module.embed_tokens(torch.as_tensor(ids, device=self.device))
 
     def embed_next(self, prompt: Prompt, rows: Int[Tensor, " row"]) -> Hidden:
-        """Returns the embedding of the token after each of these rows of a whole prompt."""
+        """Returns the embedding of the token after each of these rows of a whole prompt.
+
+        A picture's token is embedded as its row from the vision tower or as its placeholder,
+        whichever the head reads (``HeadModule.reads_media_rows``).
+        """
         if self.module.reads_media_rows:
             return prompt.embeds[rows + 1].to(self.device)
         return self.embed(prompt.context[rows + 1])
@@ -202,7 +217,9 @@ def for_our_attention(config: Any) -> Any:
 def fill_module(module: nn.Module, parts: dict[str, Tensor], target: Backbone, name: str) -> None:
     """Loads tensors into a module that was made on the meta device.
 
-    Raises ModelError, naming the first difference, where names or shapes do not match.
+    ``parts`` are the tensors by the names that they have in the module. ``name`` is the
+    checkpoint's, for errors. Raises ModelError where names or shapes do not match, or where a
+    tensor holds NaN or infinity.
     """
     expected = module.state_dict()
     parts = layouts.stack_experts(parts, expected.keys())
@@ -330,11 +347,11 @@ def _eagle3_layers(target: Backbone, settings: dict[str, Any]) -> tuple[int, ...
     reads, and the output of layer n is number n + 1. If a config has neither, the head reads the
     inputs of layers 2, depth / 2 and depth - 3, which is the default of all four.
     """
-    if reading := settings.get("eagle_aux_hidden_state_layer_ids"):
-        return tuple(int(each) for each in reading)
+    if layers_by_input := settings.get("eagle_aux_hidden_state_layer_ids"):
+        return tuple(int(layer) for layer in layers_by_input)
     nested = settings.get("eagle_config") or {}
-    if returning := nested.get("eagle_aux_hidden_state_layer_ids"):
-        return tuple(int(each) + 1 for each in returning)
+    if layers_by_output := nested.get("eagle_aux_hidden_state_layer_ids"):
+        return tuple(int(layer) + 1 for layer in layers_by_output)
     return (2, target.layer_count // 2, max(0, target.layer_count - 3))
 
 
@@ -347,10 +364,10 @@ def check_target(target: Backbone, settings: Mapping[str, Any], name: str) -> No
 def check_layers(
     target: Backbone, hidden_layers: Sequence[int], fc: Tensor | None, name: str
 ) -> None:
-    """Raises ModelError where the target lacks one of these hidden states, or where all of them
-    together do not have the width that the head's first matrix reads.
+    """Raises ModelError where the target does not have the hidden states that a head reads.
 
-    ``fc`` is that matrix [dim, layers * target_dim].
+    It may lack one of ``hidden_layers``, or all of them side by side may not have the width that
+    ``fc`` reads. ``fc`` is the head's first matrix, [dim, layers * target_dim].
     """
     if any(not 0 <= each <= target.layer_count for each in hidden_layers):
         raise ModelError(
@@ -376,6 +393,7 @@ def find_other_target(settings: Mapping[str, Any], config: Any, name: str) -> st
     declared_type = settings.get("target_model_type")
     verifier = (settings.get("speculators_config") or {}).get("verifier") or {}
     declared_classes = verifier.get("architectures") or []
+    # A target whose config names no class is not compared by class.
     own_classes = config.architectures or declared_classes
     declared_dim = settings.get("target_hidden_size")
     declared_depth = settings.get("num_target_layers")

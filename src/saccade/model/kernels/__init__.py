@@ -1,9 +1,14 @@
-"""Chooses the quickest of the kernels that compute the same, when a model is made ready.
+"""Chooses the quickest of several kernels for a model's matrix products and attention on a CPU.
 
-Which library multiplies a few rows fastest depends on the make of the processor, on the shape of
-the matrix and on the number of rows. Each kernel is therefore timed a few times on each machine,
-and the times are stored. A copy of the weights is dropped if it saves little time for every number
-of rows.
+Kernels for the same product come from PyTorch, from oneDNN and from our own C code, and some read a
+copy of the weights in another layout. Which is the quickest depends on the processor, on the shape
+of the matrix and on the number of rows that are multiplied. So when a model is made ready, each
+kernel is timed on this machine for some numbers of rows, and the times are stored. A copy of the
+weights is dropped if it saves little time for every number of rows.
+
+A :class:`Matrix` is a weight that multiplies by the chosen kernels. :class:`TunedMatrices` chooses
+them for all matrices of a decoder or a vision tower. For a draft with rounded weights there are
+kernels that read these. On a GPU there is no other choice (:func:`choose_rounded`).
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache, partial
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -31,25 +37,31 @@ from saccade.model import memory
 from saccade.model.kernels import compiled, few_bits
 from saccade.model.kernels.few_bits import FewBitProduct, Rounding
 
-TIMED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 256)
+TIMED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 256)  # Numbers of rows for which to time.
 ROWS_TIMED_FIRST = (1, 256, 8, 4, 16, 2, 64)  # Always timed, before the others of TIMED_ROWS.
-PRODUCT_TIMING_SECONDS = 0.15  # Further numbers of rows are timed until so much has passed.
-CALLS_PER_MEASUREMENT = 4
+PRODUCT_TIMING_SECONDS = 0.15  # The others are timed until so much has passed.
+CALLS_PER_MEASUREMENT = 4  # How many times a call is timed; the shortest time counts.
 MAX_MEASUREMENTS = 3  # How many times each kernel is measured before its times are final.
-# How many times a call is timed where the caches are emptied before each call, which takes long.
+# How many times a call is timed where the processor's caches are emptied before each call, which
+# takes long.
 COLD_CALLS_PER_MEASUREMENT = 2
-# A timed call reads about so many bytes of weights, which is more than the nearest cache holds.
+# A timed call multiplies with about so many bytes of weights, which is more than the processor's
+# nearest cache holds.
 TIMED_CALL_BYTES = 2**22
 USUAL_CACHE_BYTES = 2**25  # The size of the largest cache, where the system does not say it.
-MAX_COLD_ROWS = 16  # With more rows, arithmetic takes longer than reading weights from memory.
-FEW_MATRICES_FROM_ROWS = 64  # From this many rows on, only the first FEW_MATRICES are timed.
+# Caches are emptied for up to so many rows. With more rows, arithmetic takes longer than reading
+# weights from memory.
+MAX_COLD_ROWS = 16
+FEW_MATRICES_FROM_ROWS = 64  # From this many rows on, a call multiplies with FEW_MATRICES only.
 FEW_MATRICES = 2
 MAX_SLOWDOWN_WITHOUT_COPY = 0.15  # A copy is dropped if doing without costs at most this share.
 MAX_COPY_SHARE = 0.25  # Share of the free memory that copies of weights may take.
-ATTENTION_ROWS = (1, 4, 16)  # Numbers of rows for which decoding's attention is timed.
-ATTENTION_KEYS = (512, 1024, 2048, 4096)  # Numbers of keys for the same.
-PROMPT_ROWS = (768,)  # Numbers of rows for which a prompt's attention is timed.
-PROMPT_KEYS = (1024, 2048)  # Numbers of keys for the same.
+# The numbers of rows and of keys for which the attention of a few decoded rows is timed.
+ATTENTION_ROWS = (1, 4, 16)
+ATTENTION_KEYS = (512, 1024, 2048, 4096)
+# The same for the attention of a prompt's rows.
+PROMPT_ROWS = (768,)
+PROMPT_KEYS = (1024, 2048)
 _MEASUREMENTS = MeasurementFile("kernels.json")
 
 ProblemSize = tuple[int, ...]
@@ -58,7 +70,8 @@ numbers of rows and of keys."""
 
 
 class Epilogue(IntEnum):
-    """What happens to a product x W^T inside its kernel. The numbers are part of stored keys."""
+    """What a kernel does with a product x W^T before it returns. The numbers are part of the keys
+    by which times are stored."""
 
     NONE = 0
     BIAS = 1
@@ -68,9 +81,13 @@ class Epilogue(IntEnum):
 
 @dataclass(frozen=True)
 class Product:
-    """One way to compute base + x W^T, over weights prepared in its own layout."""
+    """One kernel that computes base + x W^T, and how it wants the weights.
+
+    A gated product computes silu(first half) * (second half) of x W^T instead.
+    """
 
     prepare: Callable[[Tensor], Any]
+    """weight -> the weight in the layout that ``multiply`` reads."""
     multiply: Callable[[Tensor, Any, Tensor | None], Tensor]
     """(x, prepared weights, base) -> rows; the base is a bias, rows, or None."""
     needs_copy: bool = True
@@ -108,11 +125,12 @@ def _multiply_packed(x: Tensor, packed: Tensor, base: Tensor | None) -> Tensor:
 
 
 def _keep_weight(weight: Tensor) -> Tensor:
+    """Prepares a weight for a kernel that reads it as it is."""
     return weight
 
 
 PLAIN = Product(_keep_weight, _multiply_plain, needs_copy=False)
-# The product of oneDNN reads weights that lie in blocks.
+# The kernel of oneDNN, which reads a copy of the weights in its own layout of blocks.
 PACKED = Product(lambda w: torch.ops.mkldnn._reorder_linear_weight(w), _multiply_packed)
 
 PRODUCTS: dict[str, Product] = {
@@ -124,6 +142,8 @@ PRODUCTS: dict[str, Product] = {
 
 
 def _with_silu_gate(product: Product) -> Product:
+    """Returns the gated product by a kernel that does not apply the gate itself."""
+
     def multiply(x: Tensor, prepared: Any, base: Tensor | None) -> Tensor:
         gate, gated = product.multiply(x, prepared, base).chunk(2, -1)
         return silu(gate).mul_(gated)
@@ -213,10 +233,10 @@ ALWAYS_PLAIN = Choice((1,), ("plain",))
 
 
 class Matrix:
-    """Computes x W^T with one :class:`Epilogue`.
+    """A weight W that computes x W^T with one :class:`Epilogue`, by the kernels of a choice.
 
-    It multiplies with the module's own weight and with those copies of it that a :class:`Choice`
-    needs.
+    For each number of rows a :class:`Choice` names a kernel, here also called a product. Until one
+    is chosen, the plain one multiplies with the module's own weight.
     """
 
     def __init__(
@@ -272,7 +292,8 @@ class Matrix:
         return Matrix(self.weight, self.bias, self.epilogue, rounding)
 
     def may_use(self, name: str) -> bool:
-        """Returns whether there is memory for what a product needs."""
+        """Returns whether a product needs no copy of the weight, or may have one
+        (``may_be_copied``)."""
         return self.may_be_copied or not self.products[name].needs_copy
 
     @property
@@ -345,10 +366,10 @@ def may_copy(matrices: Sequence[Matrix]) -> bool:
 
 
 class TunedMatrices:
-    """Matrices that multiply by the kernels that are quickest here.
+    """Chooses for matrices the kernels that are quickest on this machine.
 
-    Where there is nothing to choose from, they multiply with their own weights, and the object is
-    falsy.
+    Where there is nothing to choose from, the matrices multiply by the plain kernel, and this
+    object is falsy.
     """
 
     def __init__(self, matrices: Sequence[Matrix]) -> None:
@@ -360,10 +381,12 @@ class TunedMatrices:
                 matrix.may_be_copied = with_copies
             if any(len(matrix.candidates) > 1 for matrix in matrices):
                 self._matrices = matrices
+        # The entries of each weight that are compared to notice a change, and their values when the
+        # copies were made.
         self._entries = [fingerprint_entries(matrix.weight) for matrix in self._matrices]
         self._fingerprints: list[bytes] = []
         self._choices: dict[int, list[Choice]] = {}  # By number of threads.
-        self._threads = 0
+        self._threads = 0  # torch's number of threads when kernels were chosen last
 
     def __bool__(self) -> bool:
         return bool(self._matrices)
@@ -371,8 +394,9 @@ class TunedMatrices:
     def weights_changed(self) -> bool:
         """Returns whether weights were changed in place since their copies were made.
 
-        A changed row or column of one weight is noticed. The numbers themselves are compared,
-        because torch's version counter of a tensor stays as it is when ``weight.data`` is written.
+        A change of a whole row or column is noticed (:func:`fingerprint_entries`). The numbers
+        themselves are compared, because torch's version counter of a tensor stays as it is when
+        ``weight.data`` is written.
         """
         return bool(self._fingerprints) and self._fingerprints != self._read_fingerprints()
 
@@ -420,7 +444,8 @@ def choose_rounded(matrices: Sequence[Matrix]) -> None:
 
 
 def fingerprint_entries(weight: Float[Tensor, "out into"]) -> Float[Tensor, "*sampled"]:
-    """Returns a view of entries of a weight, by which a change to any row or column is noticed.
+    """Returns a view of some entries of a weight, by which the change of a whole row or a whole
+    column is noticed.
 
     It has at least one entry of every row and one of every column, and about as many entries as the
     longer side has.
@@ -445,17 +470,20 @@ def bytes_of(entries: Float[Tensor, "*sampled"]) -> bytes:
 
 
 def choose_products(matrices: Sequence[Matrix]) -> list[Choice]:
-    """Returns the quickest products of each matrix; those of one size are measured together."""
+    """Returns the choice of products for each matrix. Matrices of one size are timed together, and
+    get the same choice."""
     by_size = defaultdict(list)
     for matrix in matrices:
         by_size[matrix.problem_size].append(matrix)
-    times: dict[ProblemSize, dict[int, dict[str, float]]] = defaultdict(dict)
     first = matrices[0]
     names = [name for name in first.product_names if first.may_use(name)]
     weight_bytes = sum(matrix.weight.nbytes for matrix in matrices)
     is_cold = exceeds_caches(weight_bytes)
+    # Stored times are used again only where all of these are the same.
     facts = "products", str(first.weight.dtype), names, sorted(by_size), is_cold
     measured = shortest_times(facts, lambda: time_products(by_size, weight_bytes))
+    # The seconds of each product, by problem size and then by number of rows.
+    times: dict[ProblemSize, dict[int, dict[str, float]]] = defaultdict(dict)
     for (*size, rows), seconds in measured.items():
         times[tuple(size)][rows] = seconds
     without_copy = [name for name in names if not first.products[name].needs_copy]
@@ -469,15 +497,20 @@ def time_products(
     weight_bytes: int,
     seconds: float = PRODUCT_TIMING_SECONDS,
 ) -> dict[ProblemSize, dict[str, float]]:
-    """Returns the seconds of every product, by (problem size, number of rows) and kernel.
+    """Returns the seconds of every product, by (*problem size, number of rows) and kernel.
 
-    ``by_size`` has the matrices of each size. The numbers of rows that matter most are always
-    timed, and as many others as fit into ``seconds``. Where the ``weight_bytes`` of a model do not
-    fit into the caches, a forward finds none of them there. So the caches are emptied before a
-    product of few rows is timed, since what is quickest within a cache may be slow beyond it.
+    The numbers of rows that matter most are always timed, and as many others as fit into
+    ``seconds``.
+
+    ``by_size`` has the matrices of each size. ``weight_bytes`` are those of all weights of the
+    model. If they do not fit into the processor's caches, a forward finds no weight there, and the
+    kernel that is quickest with a weight in the cache may be slow without. So the caches are
+    emptied then before a product of few rows is timed.
     """
     began = time.perf_counter()
     empty_caches = cache_emptier(weight_bytes)
+    # For each size, a matrix to time and, by product, several weights in that product's layout. A
+    # timed call multiplies with one after another, so the nearest cache does not hold them all.
     prepared: dict[ProblemSize, tuple[Matrix, dict[str, list[Any]]]] = {}
     for size, (first, *others) in by_size.items():
         # Of a large matrix, such as a vocabulary's, a part of the outputs is timed. Their number is
@@ -485,8 +518,8 @@ def time_products(
         outputs = max(1, TIMED_CALL_BYTES // first.weight[0].nbytes // 2) * 2
         part = Matrix(first.weight[:outputs], first.bias, first.epilogue, first.rounding)
         part.may_be_copied = first.may_be_copied
-        weights = [part.weight, *(matrix.weight for matrix in others)]
-        weights = weights[: max(1, TIMED_CALL_BYTES // part.weight.nbytes)]
+        max_weights = max(1, TIMED_CALL_BYTES // part.weight.nbytes)
+        weights = [part.weight, *(matrix.weight for matrix in others)][:max_weights]
         copies = {
             name: [part.products[name].prepare(each) for each in weights]
             for name in part.candidates
@@ -511,7 +544,7 @@ def cache_emptier(weight_bytes: int) -> Callable[[], object] | None:
     size stay there from one forward to the next."""
     if not exceeds_caches(weight_bytes):
         return None
-    # Reading one and a half times as many bytes as the cache holds puts the weights out of it.
+    # Adding up one and a half times as many bytes as the cache holds puts the weights out of it.
     number_count = 3 * largest_cache_bytes() // 2 // torch.float32.itemsize
     return torch.zeros(number_count, dtype=torch.float32).sum
 
@@ -534,7 +567,8 @@ def largest_cache_bytes() -> int:
 def _call_for_all(
     part: Matrix, name: str, rows: int, prepared: Sequence[Any]
 ) -> Callable[[], object]:
-    """Returns a call that multiplies with one weight after another, with the matrix's epilogue."""
+    """Returns a call that multiplies ``rows`` random rows by the product ``name``, with one
+    ``prepared`` weight after another. ``part`` has the shape and the epilogue of all of them."""
     multiply, (out, into) = part.products[name].multiply, part.weight.shape
     x = torch.randn(rows, into).to(part.weight.dtype)
     base = None if part.bias is None else part.bias[:out]
@@ -566,9 +600,11 @@ def shortest_times(
 ) -> dict[ProblemSize, dict[str, float]]:
     """Returns the seconds of each kernel by problem size, as measured on this machine so far.
 
-    ``measure`` measures them once. Only the first ``MAX_MEASUREMENTS`` calls with the same
-    ``facts`` measure, and the shortest time of each kernel counts: a single short measurement may
-    fall into a busy moment. The times are stored by ``facts`` and the version of our own kernels.
+    ``measure`` measures them once. ``facts`` are all on which the times depend, apart from the
+    machine, its number of threads and the version of our own kernels. Times are stored by all of
+    these. Only the first ``MAX_MEASUREMENTS`` calls of this function with the same facts measure,
+    and the shortest time of each kernel counts: a single short measurement may fall into a busy
+    moment.
     """
     key = _MEASUREMENTS.key("least", compiled.version(), *facts)
     measurements, stored = _MEASUREMENTS.load(key) or (0, [])
@@ -584,8 +620,10 @@ def shortest_times(
 def best_choice(times: dict[int, dict[str, float]], without_copy: Sequence[str] = ()) -> Choice:
     """Returns the best choice by these seconds, which are by number of rows and kernel.
 
-    A copy of the weights is left out where doing without it makes no number of rows slower by more
-    than ``MAX_SLOWDOWN_WITHOUT_COPY``. The first kernel and those in ``without_copy`` need no copy.
+    It is the quickest kernel for each number of rows, except that copies of the weights are saved:
+    a kernel that needs one is left out where doing without it makes no number of rows slower by
+    more than ``MAX_SLOWDOWN_WITHOUT_COPY``. The first kernel and those in ``without_copy`` need no
+    copy.
 
     Between two numbers of rows that were timed, the kernel of the larger number is used. If 4 and 6
     rows were timed, 5 rows get the kernel for 6, because a kernel that is the best for 4 rows may
@@ -599,6 +637,7 @@ def best_choice(times: dict[int, dict[str, float]], without_copy: Sequence[str] 
         numbers of rows, of the subset's best time to the best time of all kernels."""
         return max(min(times[n][name] for name in subset) / min(times[n].values()) for n in rows)
 
+    # Leave out one kernel after another: always the one that is missed least.
     while copying := [name for name in names[1:] if name not in without_copy]:
         without = {name: slowdown([each for each in names if each != name]) for name in copying}
         needless = min(without, key=without.__getitem__)
@@ -672,6 +711,6 @@ def best_threshold(
         )
 
     names = tuple(times[0])
-    alone = [((name, name), keys[0]) for name in names]
-    pairs = [((one, two), key) for one in names for two in names if one != two for key in keys[1:]]
-    return min((*alone, *pairs), key=slowdown)
+    single_kernels = [((name, name), keys[0]) for name in names]
+    two_kernels = [(pair, threshold) for pair in permutations(names, 2) for threshold in keys[1:]]
+    return min((*single_kernels, *two_kernels), key=slowdown)
