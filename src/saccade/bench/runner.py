@@ -1,8 +1,11 @@
 """Runs suites: every method answers every item in turns, and an interrupted run can be resumed.
 
-Methods take turns on one item before the next item begins, and the first one rotates, so that
-whatever disturbs the machine for a while disturbs all methods alike. In a batch, several items take
-the place of one.
+An item is a question about media, perhaps with more questions after it. All methods answer one item
+before the next item begins, and they take turns in going first, so that whatever disturbs the
+machine for a while disturbs all methods alike. In a batch, several items take the place of one.
+
+A method is one of Saccade's, or a peer (one of Hugging Face's own ways to decode), or the draft
+model answering alone. Peers have no recipe, so their recipe is None here.
 """
 
 from __future__ import annotations
@@ -50,11 +53,15 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What to run. A run can be resumed by a plan with the same fingerprint, whatever its limit."""
+    """The plan of a run: which methods answer which items, and with which settings.
+
+    A run can be resumed by a plan that has the same fingerprint (see ``about``). ``limit`` is not a
+    part of that, so a resumed run may go further.
+    """
 
     suites: tuple[Suite, ...]
     methods: tuple[str, ...]
-    limit: int | None = None
+    limit: int | None = None  # How many items of each suite are answered; None for all.
     shard: tuple[int, int] = (0, 1)  # The index of this shard, and the number of shards.
     seed: int = 0
     max_new_tokens: int | None = None  # By default each suite's own.
@@ -111,14 +118,13 @@ def run_benchmark(
     for them, which writes captions for views that read any. Raises OptionError where ``folder`` has
     another plan's run.
     """
-    recipes = {
-        **resolve_methods([name for name in plan.methods if not is_draft_only(name)]),
-        **{
-            name: draft_only.draft_only_recipe(name) for name in plan.methods if is_draft_only(name)
-        },
+    recipes = resolve_methods([name for name in plan.methods if not is_draft_only(name)])
+    recipes |= {
+        name: draft_only.draft_only_recipe(name) for name in plan.methods if is_draft_only(name)
     }
     about = plan.about(target, draft)
     pair = Pair(target, draft)
+    # Items that an interrupted run has answered are not answered again.
     folder.mkdir(parents=True, exist_ok=True)
     answers: list[Answer] = []
     if records.holds_run(folder):
@@ -138,6 +144,7 @@ def run_benchmark(
     batch_number = done // plan.batch
     for suite, items in _batches(todo, plan.batch):
         max_new_tokens = plan.max_new_tokens or suite.setting.max_new_tokens
+        # The media are read once for all methods.
         item_runs = []
         for item in items:
             try:
@@ -149,6 +156,7 @@ def run_benchmark(
         if not item_runs:
             continue
         answerer = item_runs[0] if plan.batch == 1 else _BatchRun(item_runs)
+        # Before the first item of a suite, every method gives a short answer that is not recorded.
         order = list(recipes)
         if suite.name not in warm_suites:
             for name in order:
@@ -246,7 +254,7 @@ def media_arguments(item: Item) -> dict[str, Any]:
 class _ItemRun:
     """One item, and the models that answer it.
 
-    ``make_captioner`` returns a captioner for the frames of each medium.
+    ``make_captioner`` takes the frames of each medium, and returns a captioner for them.
     """
 
     pair: Pair
@@ -280,6 +288,8 @@ class _ItemRun:
                     earlier_answers.append(fields["text"])
                     answers.append(replace(self.empty_answer(name, turn), **fields))
         except Exception as error:
+            # A peer, which has no recipe, may fail in any way, and one of our methods only by a
+            # SaccadeError.
             is_our_bug = recipe is not None and not isinstance(error, SaccadeError)
             if is_our_bug or name == BASELINE:
                 raise

@@ -81,7 +81,8 @@ def doctor(
     with status("reading the configs", quiet=as_json):
         target_model = (target, _read_config(target, trust_remote_code))
         # The draft may be a head, which drafts from the target's hidden states and is no whole
-        # model. ``head_kind`` and ``head_size`` are None for any other draft.
+        # model. ``head_kind``, and ``head_size`` with its counts of weights and of what it caches,
+        # are None for other drafts.
         draft_model = head_size = head_kind = None
         if draft is not None and draft not in CONFIGS:
             settings = head_checkpoints.read_settings(draft)
@@ -102,6 +103,7 @@ def doctor(
                 f"{target} may bring a head along, which then drafts where no draft is named "
                 "(docs/methods/heads.md)"
             )
+    # The length of the prompt is counted by the target's processor where a video is given.
     if clip is not None:
         if target in CONFIGS:
             raise OptionError(
@@ -120,10 +122,11 @@ def doctor(
     precision = loading.dtype_named(dtype, target_place)
     bits = None if quantize is None else loading.bits(quantize)
     rounding = None if draft_quantize is None else rounding_named(draft_quantize)
-    # ``draft_bits`` is the bits of each of the draft's weights, where a quantizer rounds them as
-    # they are loaded. It is None where a rounded copy is made beside the loaded weights, and where
-    # the draft is not rounded at all.
+    # A draft is rounded in one of two ways. A quantizer rounds its weights as they are loaded, and
+    # ``draft_bits`` is then the bits of a weight. Or the weights are loaded as they are, and a
+    # rounded copy is made beside them. ``draft_bits`` is then None, as without any rounding.
     draft_bits = None if rounding is None else loading.draft_bits(rounding, draft_place)
+    makes_rounded_copy = rounding is not None and draft_bits is None
     as_loaded = packed_checkpoints.config_as_loaded
     target_model = target, as_loaded(target_model[1], target_place)
     if draft_model is not None and head_kind is None:
@@ -144,7 +147,7 @@ def doctor(
         draft_dtype=loading.dtype_named(dtype, draft_place),
         bits=bits,
         draft_bits=draft_bits,
-        draft_rounding=None if draft_bits is not None else rounding,
+        draft_rounding=rounding if makes_rounded_copy else None,
         problems=problems,
         notes=notes,
         head=head_size,

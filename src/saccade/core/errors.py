@@ -9,18 +9,20 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+# Why a video, an image or the way to sample it was refused, for programs that catch the error.
 VideoInputCode = Literal[
     "missing", "not_allowed", "unreadable", "empty", "not_a_video", "no_video_stream",
     "truncated", "damaged", "unsupported", "too_large", "too_many_pixels", "too_long", "too_slow",
     "unreachable", "bad_option", "busy",
 ]  # fmt: skip
 
+# The HTTP status of each code. The codes that are not here have 400.
 _STATUS: dict[VideoInputCode, int] = {
     "too_large": 413, "too_many_pixels": 413, "too_long": 413, "too_slow": 413,
     "unsupported": 415, "bad_option": 422, "busy": 503,
 }  # fmt: skip
 
-
+# For an answer whose finish reason is "error": its next token could not be drawn.
 INVALID_LOGITS_MESSAGE = (
     "the model's numbers broke down (NaN), or its rules and its format left no token to choose, so "
     "there is no answer"

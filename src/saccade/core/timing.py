@@ -1,4 +1,8 @@
-"""Measures elapsed seconds by clocks that wait for the device and can be stopped for some work."""
+"""Clocks for timing parts of an answer.
+
+They wait until a GPU has finished the work that was sent to it, and they can be stopped for work
+that is not to be counted.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,11 @@ def ignore_phase(phase: str) -> None:
 
 
 class _Stopped(threading.local):
-    """How this thread's clock has been stopped.
+    """How this thread's clock has been stopped."""
 
-    ``seconds`` is for how long in all, ``start`` when it was stopped last, and ``depth`` how many
-    ``stopped_clock`` blocks are open.
-    """
-
-    seconds = 0.0
-    start = 0.0
-    depth = 0
+    seconds = 0.0  # the sum of all stops that have ended
+    start = 0.0  # when it was stopped last, by ``time.perf_counter``
+    depth = 0  # how many ``stopped_clock`` blocks are open, one within the other
 
 
 _stopped = _Stopped()

@@ -58,9 +58,11 @@ def answer_on_cluster(
     """Returns a function that answers jobs on a Ray cluster.
 
     ``address`` is "local", "auto" (the cluster this machine belongs to) or an address. ``workers``
-    is by default one per GPU, or one per node where there are no GPUs. Every node needs this
-    package, the checkpoints and the videos under the same paths. Raises OptionError where there is
-    no cluster.
+    is by default one per GPU, or one per node where there are no GPUs. ``make_worker`` is called in
+    each actor, and returns the function that answers a group of jobs.
+
+    Every node needs this package, the checkpoints and the videos under the same paths. Raises
+    OptionError where there is no cluster.
     """
     ray = join_cluster(address, f"--ray needs Ray: {how_to_install('ray')}")
     resources = ray.cluster_resources()
@@ -90,6 +92,7 @@ def answer_on_cluster(
             for _ in range(min(count, len(waiting))):
                 start_worker()
             while waiting or busy:
+                # Idle actors get jobs. Then this waits until one actor has loaded or answered.
                 while waiting and idle:
                     actor, group = idle.pop(), waiting.popleft()
                     busy[actor.answer.remote(group)] = actor, group

@@ -1,4 +1,8 @@
-"""The jobs of a manifest, the settings by which they are answered, and the rows of answers."""
+"""The jobs of ``saccade caption``, the settings by which they are answered, and the answers' rows.
+
+A job is a prompt about a video, a document or both. A manifest is the file or folder that lists the
+jobs of a run. A row is a line of the run's output: one job's answer, or why there is none.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +48,8 @@ class Row:
 
     ``run`` is ``CaptionSettings.key``. ``tau`` is the number of tokens per target forward.
     ``together`` is how many jobs were answered in one batch, and ``seconds`` is that batch's time.
+    ``tokens`` is the length of the answer. ``frames`` and ``visual_tokens`` count what was read of
+    the video. ``fallback`` is why drafting stopped, if it did.
     """
 
     id: str
@@ -79,7 +85,7 @@ class CaptionSettings(Answering):
         because speculative decoding does not change greedy answers."""
         load = {k: v for k, v in self.load if k in ANSWER_SETTINGS and v not in (None, "auto")}
         parts = [self.target, self.max_new_tokens, asdict(self.sampling), load]
-        if self.exact:  # In bf16 and fp16 its answers may be others.
+        if self.exact:  # In bf16 and fp16, answers with ``exact`` may differ from those without.
             parts.append("exact")
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -1,4 +1,7 @@
-"""Collects what drafters propose. Drafts that grow over the same model share its forwards."""
+"""Gets the next round's drafts from several drafters, as in a server with a drafter per request.
+
+Drafts that grow by forwards of the same draft model share these forwards.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,12 @@ def proposals(drafters: Sequence[tuple[Drafter, Mapping[int, State]]]) -> list[P
     Drafts over the same model share one forward per step. Where that fails, each drafter proposes
     alone, so that a failure harms no other drafter.
     """
-    by_drafter: dict[int, Proposal] = {}
+    by_drafter: dict[int, Proposal] = {}  # by the drafter's place in ``drafters``
     if len(drafters) > 1:
         by_model: dict[int, dict[int, Growth]] = defaultdict(dict)
         for place, (drafter, states) in enumerate(drafters):
             growth = drafter.start_growth(states)
-            if growth is not None:
+            if growth is not None:  # None stands for a drafter that shares no forwards.
                 by_model[id(growth.session.backbone)][place] = growth
         for growths in by_model.values():
             if len(growths) > 1:
@@ -36,8 +39,8 @@ def proposals(drafters: Sequence[tuple[Drafter, Mapping[int, State]]]) -> list[P
         if place not in by_drafter:
             start = now()
             trees = drafter.propose(states)
-            each = (now() - start) / max(1, len(states))
-            by_drafter[place] = trees, dict.fromkeys(states, each)
+            seconds_each = (now() - start) / max(1, len(states))
+            by_drafter[place] = trees, dict.fromkeys(states, seconds_each)
     return [by_drafter[place] for place in range(len(drafters))]
 
 
@@ -52,11 +55,12 @@ def _grow_together(growths: Mapping[int, Growth]) -> dict[int, Proposal]:
         for place, growth in growths.items()
         for request, draft in growth.drafts.items()
     }
-    last_scores: dict[tuple[int, int], Scores] = {}
+    last_scores: dict[tuple[int, int], Scores] = {}  # ``drive`` fills it.
     seconds = dict.fromkeys(drafts, 0.0)
     counted_until = now()
 
     def score(trees: dict[tuple[int, int], Tree]) -> dict[tuple[int, int], Scores]:
+        """Scores all trees in one forward, and shares its seconds out among them."""
         nonlocal counted_until
         by_place: dict[int, dict[int, Tree]] = defaultdict(dict)
         for (place, request), tree in trees.items():
@@ -84,6 +88,7 @@ def _grow_together(growths: Mapping[int, Growth]) -> dict[int, Proposal]:
     proposed: dict[int, Proposal] = {}
     for place, growth in growths.items():
         keys = {request: (place, request) for request in growth.drafts}
+        # A drafter finds the last scores of its requests where it would have put them itself.
         growth.last_scores.update(
             {request: last_scores[key] for request, key in keys.items() if key in last_scores}
         )

@@ -1,6 +1,8 @@
 """Answers a batch of requests: reads their prompts, decodes round by round, and makes the results.
 
-The target's caches are in the batch's session, and the draft's in its drafter.
+A call of ``generate`` has one batch, and a conversation keeps its batch from turn to turn. In a
+server the scheduler makes a batch for each request. The target's KV caches are in the batch's
+session, and the draft's are in its drafter.
 """
 
 from __future__ import annotations
@@ -40,15 +42,20 @@ T = TypeVar("T")
 
 
 class RequestBatch:
-    """A batch of requests that share a drafter; one ``Request`` object has the inputs of all.
+    """Some requests that are answered together and share a drafter.
 
-    A request is known here by its place in the batch, from 0 on.
+    ``request`` is one object with the inputs of all of them. Here each is known by its place in the
+    batch, from 0 on. Before any work the ``recipe`` is planned for this machine, and everything is
+    checked.
 
-    Before any work the ``recipe`` is planned for this machine and everything is checked. The
-    requests have the numbers from ``first`` on in ``session``, or get a session of their own.
-    ``vision`` has outputs of vision towers for media of earlier turns.
+    With ``exact`` drafted answers equal those of plain decoding bit for bit, in low precision too.
+    ``session`` is a session of the target that other batches use as well: these requests have the
+    numbers from ``first`` on in it. Without it the batch makes its own. ``phase`` is called with
+    "costs" if the planning times forwards. ``vision`` has outputs of vision towers for media of
+    earlier turns.
 
-    Raises MethodError, OptionError, or ModelError where the target has no memory for them.
+    Raises MethodError or OptionError, and ModelError where the target has no memory for the
+    requests.
     """
 
     def __init__(
@@ -129,8 +136,8 @@ class RequestBatch:
         self.rules = request.rules(contexts)
         self._draft_rules = [rule.for_drafts for rule in self.rules]
         self.stops = Stops(request.limits, contexts, request.decode, request.decode_with_special)
-        self.spent: dict[str, float] = {}
-        self.reused = [0] * len(contexts)
+        self.spent: dict[str, float] = {}  # seconds of this turn, by the field of ``Timings``
+        self.reused = [0] * len(contexts)  # how many tokens of each prompt a cache already had
         self._records: list[list[RoundRecord]] = [[] for _ in contexts]
         self._finish_reasons: dict[int, FinishReason] = {}
         self._clock, self._first_token = Clock(self.target.device), 0.0
@@ -143,9 +150,9 @@ class RequestBatch:
     ) -> Generator[Round | None, None, None]:
         """Reads the prompts piece by piece: vision, the target's prefill, then the draft's view.
 
-        Yields None after a piece, and a request's opening round as soon as the target has read its
-        prompt. If every request ends with its first token, the draft reads nothing, unless the
-        caches are kept for a later turn (``keep``).
+        Yields None after a piece. As soon as the target has read a request's prompt, it yields the
+        request's opening round, which emits the first token. If every request ends with its first
+        token, the draft reads nothing, unless the caches are kept for a later turn (``keep``).
         """
         opened: dict[int, Round] = {}
         read = self._read_turns if self._turns else self._read_prompts
@@ -171,7 +178,8 @@ class RequestBatch:
     def _read_prompts(
         self, phase: Phase, keep: bool, opened: dict[int, Round]
     ) -> Generator[Round | None, None, None]:
-        """Reads whole prompts, of which the caches may have the beginning from earlier turns."""
+        """Reads whole prompts, apart from beginnings that are in caches already: those of earlier
+        turns, of ``read_ahead``, or of another request's prompt."""
         target, request, spent = self.target, self.request, self.spent
         # If this turn adds media to prompts that the drafter has read, either the drafter reads
         # only what is new, or a new drafter reads everything.
@@ -186,7 +194,7 @@ class RequestBatch:
         phase("vision")
         clock = Clock(target.device)
         drafter.encode(request.draft_inputs or request.inputs)
-        shared = self._encode_prompts()
+        shared_rows = self._encode_prompts()
         spent["vision"] = clock.elapsed()
         # The prompt is encoded before this check, because a model that cannot read it raises a
         # clearer error there.
@@ -197,8 +205,8 @@ class RequestBatch:
         drafter.prefill(self.prompts)  # It may begin to read them now, beside the target.
         spent["prefill"] = clock.lap()
         # A view may choose keys again during the answer, by the attention of the last
-        # ``refresh.rows`` rows that were committed. The session then keeps what it needs to compute
-        # the attention of so many rows.
+        # ``refresh.rows`` rows that were committed. For this the session keeps the queries of so
+        # many rows.
         refresh = self.recipe.view.key_updates.refresh
         record = self.recipe.records_attention
         follow_rows = refresh.rows if record and refresh is not None else 0
@@ -206,6 +214,9 @@ class RequestBatch:
         prefills = []
         for place, prompt in enumerate(self.prompts):
             number = self.first + place
+            # This gives None after each chunk but the last, and then the prompt's ``Prefill``. The
+            # time that the caller takes after a ``yield`` is left out of the prefill's seconds by
+            # the ``clock.lap()`` that follows.
             for prefill in self.session.prefill_in_chunks(
                 number,
                 prompt,
@@ -213,7 +224,7 @@ class RequestBatch:
                 follow_rows=follow_rows,
                 noise_number=place,
                 keeps_all_keys=keeps_all_keys,
-                shared_rows=shared[place],
+                shared_rows=shared_rows[place],
                 hidden_layers=self.hidden_layers,
             ):
                 spent["prefill"] += clock.lap()
@@ -270,18 +281,19 @@ class RequestBatch:
             return
         phase("vision")
         with self.drafter.beside.sharing_threads():
-            shared = self._encode_prompts()
+            shared_rows = self._encode_prompts()
             generate_check.check_against_generate(self.target)
             phase("prefill")
             for place, prompt in enumerate(self.prompts):
-                rows = (prompt.visual | prompt.fixed).nonzero()
-                self.prompts[place] = head = prompt.keep_first(int(rows[-1]) + 1)
+                # A view may drop the ``visual`` rows of media, and must keep the ``fixed`` ones.
+                media_rows = (prompt.visual | prompt.fixed).nonzero()
+                self.prompts[place] = head = prompt.keep_first(int(media_rows[-1]) + 1)
                 number = self.first + place
                 for _ in self.session.prefill_in_chunks(
                     number,
                     head,
                     noise_number=place,
-                    shared_rows=shared[place],
+                    shared_rows=shared_rows[place],
                     hidden_layers=self.hidden_layers,
                     keeps_all_keys=self.recipe.needs_all_keys,
                 ):
@@ -291,19 +303,20 @@ class RequestBatch:
         """Sets the batch up for the conversation's next request, and reuses its caches, if that is
         possible.
 
-        Returns False and changes nothing if the method, the first media or the text before them
-        differ. A turn may have new media after those of earlier turns.
+        Returns False and changes nothing if the cached keys cannot be continued, for example
+        because the method, the first media or the text before them differ. A turn may have new
+        media after those of earlier turns.
         """
         if (recipe, exact) != (self.requested_recipe, self.exact):
             return False
         if self.target.rotates_by_length:
-            return False  # Its cached keys fit only a prompt of the length that they were made for.
+            return False  # Cached keys fit only a prompt of the length that they were made for.
         if any(prompt.changes_with_more_text for prompt in self.prompts):
             return False  # Earlier rows attend to the new text too, so their keys would change.
         if self.recipe.needs_costs and request.samples != self.request.samples:
-            # Greedy rounds correct the costs by clocks. A sampled turn must not use corrected
-            # costs, since a seed must always give the same answer; and sampled rounds correct none.
-            # So the recipe is planned anew where the turns change from one to the other.
+            # Greedy answers use costs that are corrected by the measured seconds of rounds. Sampled
+            # answers must not, because a seed must always give the same answer. So the recipe is
+            # planned anew where one turn is greedy and the next one sampled, or the reverse.
             return False
         turns = self._turns_after_cached(request)
         adds_media = turns is None and self._continues_first_media(request)
@@ -316,17 +329,20 @@ class RequestBatch:
         self._turns, self.has_read_prompts = turns or {}, False
         if turns is not None:
             self._restarted_draft = False
+            # All tokens of a prompt are in the cache but the new ones of its turn.
             self.reused = [len(ids) - len(turns[i].ids) for i, ids in enumerate(request.ids)]
         return True
 
     def _continues_first_media(self, request: Request) -> bool:
-        """Returns whether the text up to the end of each request's first medium stays."""
+        """Returns whether each request begins as the one before it in the conversation did: with
+        the same tokens up to the end of its first medium, and the same first media."""
         if len(request.ids) != len(self.prompts) or not request.starts_with_media(self._media):
             return False
         for number, (prompt, new) in enumerate(zip(self.prompts, request.ids, strict=True)):
             # ``grid`` has the number of the medium of each visual row; the first medium is 0.
             visual_rows = prompt.visual.nonzero().squeeze(-1)
             first_medium_rows = visual_rows[prompt.grid[:, 0] == 0]
+            # Without a medium only the first token has to be the same.
             end = int(first_medium_rows[-1]) + 1 if len(first_medium_rows) else 1
             if common_length(self.session.requests[number].context, new) < end:
                 return False
@@ -353,7 +369,7 @@ class RequestBatch:
                 return None
             if self._documents_changed(number, request, same):
                 return None
-            turns[number] = Turn(len(old) - same, tuple(new[same:]))
+            turns[number] = Turn(drop=len(old) - same, ids=tuple(new[same:]))
         return turns
 
     def _documents_changed(self, number: int, request: Request, same: int) -> bool:
@@ -391,6 +407,8 @@ class RequestBatch:
         if not self._unfinished:
             return
         schedule: Schedule = self.recipe.schedule
+        # Where the target has no memory to score a draft, drafting is given up, and the answer goes
+        # on by plain decoding.
         session = MemoryGuard(
             self.session, lambda trees, error: self.drafter.give_up(NO_MEMORY_REASON, error)
         )

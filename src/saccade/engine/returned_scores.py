@@ -20,8 +20,9 @@ Rows = dict[int, list[Float[Tensor, " vocab"]]]
 class ReturnedScores:
     """Collects the logits and scores of every emitted token, round by round.
 
-    ``returned`` says which of the two are wanted, by their names in ``RETURN_SETTINGS``. The logits
-    are the target's own, in float32. The scores are the logits after all rules of sampling.
+    ``returned`` says which of the two are wanted: "output_logits" and "output_scores", as
+    ``generate`` calls these options. The logits are the target's own, in float32. The scores are
+    the logits after all rules of sampling.
     """
 
     def __init__(self, returned: frozenset[str]) -> None:
@@ -44,7 +45,8 @@ class ReturnedScores:
     def output(
         self, sequences: Int[Tensor, "batch len"], order: Sequence[int]
     ) -> GenerateDecoderOnlyOutput:
-        """Returns the output in transformers' form; ``order`` has the request of each row."""
+        """Returns the output in transformers' form; ``order`` has the request of each row of
+        ``sequences``."""
         return GenerateDecoderOnlyOutput(
             sequences=sequences,
             scores=self._steps(self._scores, order, "output_scores"),

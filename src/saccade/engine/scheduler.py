@@ -1,4 +1,4 @@
-"""Answers requests that arrive at any time over one target; a server works with it.
+"""Answers requests that arrive at any time by one target, for a server: continuous batching.
 
 Each request is a batch of one with a drafter of its own, so that a drafter that fails harms no
 other request. A step of the scheduler does this:
@@ -51,7 +51,7 @@ INITIAL_ANSWER_TOKENS = 512  # A request's cache has room for this many at first
 class Event:
     """What happened to a request: a round, its result, or an error that ended it."""
 
-    number: int
+    number: int  # of the request, as ``Scheduler.join`` returned it
     round: Round | None = None
     result: Result | None = None
     error: Exception | None = None
@@ -63,8 +63,9 @@ class _Entry:
 
     batch: RequestBatch  # of this request alone
     unread_pieces: Iterator[Round | None]  # reads the rest of the prompt, one piece a step
-    # Decoding uses one of these two: the group where requests share the target's forwards, and
-    # the rounds where each request has forwards of its own.
+    # Decoding uses one of these two. Where requests share the target's forwards, it is the group:
+    # this request with its drafter and what that has learnt. Where each request has forwards of its
+    # own, it is the rounds.
     group: Group
     rounds: Iterator[Round]
     reading_seconds: float = 0.0  # spent on its prompt so far
@@ -86,7 +87,7 @@ class Scheduler:
         exact: bool = False,
     ) -> None:
         self._target, self._recipe, self._draft, self._exact = target, recipe, draft, exact
-        self._rules: dict[int, Sampling] = {}
+        self._rules: dict[int, Sampling] = {}  # by request; a shared session reads them
         shared = Capability.SHARED_FORWARDS in recipe.schedule.offers and not exact
         self._session = Session(target, self._rules, room=INITIAL_ANSWER_TOKENS) if shared else None
         # In the order in which they get their turn: those that have waited longest come first.
@@ -123,6 +124,7 @@ class Scheduler:
         self._follow_changes()
         self.fits(request)  # This drops stored prefixes where memory is short.
         number = self._next_number
+        # Planning may time forwards, and this scope decides with how many threads.
         with planning_scope(self._target, self._recipe, self._exact, request.samples):
             batch = RequestBatch(
                 self._target,
@@ -194,6 +196,7 @@ class Scheduler:
             # The request may have left while the caller handled an event that this step yielded.
             if number in self._entries:
                 yield from self._read_on(number)
+        # The round. Requests whose turn it is not get no token, and count in the mean all the same.
         decoding = [
             number for number, entry in self._entries.items() if entry.batch.has_read_prompts
         ]
@@ -252,7 +255,7 @@ class Scheduler:
 
         def give_up(trees: Mapping[int, Tree], error: Exception) -> None:
             for number, tree in trees.items():
-                if len(tree):
+                if len(tree):  # A request without a draft in this round took no memory for one.
                     live[number].batch.drafter.give_up(NO_MEMORY_REASON, error)
 
         events: list[Event] = []

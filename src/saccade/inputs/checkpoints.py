@@ -1,6 +1,7 @@
-"""Names and folders of checkpoints, checked before any library of models is imported.
+"""Names and folders of checkpoints, checked before torch or transformers is imported.
 
-`Answering` has the models and the method with which commands, a corpus and a server answer.
+So a command refuses a wrong name at once. `Answering` says which models and which method a command,
+a corpus run or a server uses.
 """
 
 from __future__ import annotations
@@ -59,9 +60,10 @@ def looks_local(source: str) -> bool:
 
 
 def check_folder(name: str, source: str, *, weights: bool = True) -> None:
-    """Raises ModelError, which says what a local folder lacks.
+    """Raises ModelError, which says what a local folder lacks. Does nothing for a hub id.
 
-    Without this check transformers would look for the model elsewhere.
+    ``weights`` says whether it must have weights too, besides its config. Without this check
+    transformers would look for a missing folder on the hub.
     """
     folder = Path(source)
     if not looks_local(source):
@@ -81,7 +83,11 @@ def _is_pickled_head(folder: Path) -> bool:
 
 
 def check(name: str, *, weights: bool = True) -> None:
-    """Raises ModelError for a missing checkpoint, before any large library is imported."""
+    """Raises ModelError for a folder that is no checkpoint, and for a hub id that is not cached
+    while the hub cannot be reached.
+
+    ``weights`` says whether a folder must have weights too, besides its config.
+    """
     source = source_of(name)
     check_folder(name, source, weights=weights)
     must_use_cache(name, source)
@@ -90,9 +96,10 @@ def check(name: str, *, weights: bool = True) -> None:
 def must_use_cache(name: str, source: str) -> bool:
     """Whether a library has to be told to read a model from the local cache alone.
 
-    That is so where the hub cannot be reached, which is tried once a process. Where the environment
-    forbids using the hub, the hub's library reads the cache alone by itself. Raises ModelError
-    where the hub cannot be reached and the model is not cached either.
+    That is so where the hub cannot be reached, which is tried once a process. It is not so where
+    the environment forbids using the hub (``offline``), because the libraries then read the cache
+    alone by themselves. Raises ModelError where the hub cannot be reached and the model is not
+    cached either.
     """
     if looks_local(source) or offline() or _reachable(endpoint()):
         return False

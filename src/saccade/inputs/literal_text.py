@@ -41,6 +41,7 @@ DOCUMENT = "document"  # The type of a message's part.
 REASONING = "reasoning_content"  # The name that templates use for a turn's reasoning.
 REASONING_START, REASONING_END = "<think>", "</think>"
 BLANK = "\u2581"  # SentencePiece writes a blank like this.
+# The outputs of a processor that have one number for each token.
 FIELDS_PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 
@@ -61,11 +62,14 @@ class Extraction:
 
 @dataclass(frozen=True)
 class Placeholders:
-    """The placeholder's id, and the ids of the texts that it stands for, in order."""
+    """What is needed to put texts in the place of their placeholders, once there are ids.
 
-    token: int
-    ids: tuple[list[int], ...]
-    are_documents: tuple[bool, ...]
+    All placeholders of a conversation are the same token. The first stands for the first text.
+    """
+
+    token: int  # the placeholder's id
+    ids: tuple[list[int], ...]  # of each text, in order
+    are_documents: tuple[bool, ...]  # whether each text is a document
 
 
 def find_control_token(processor: Any, texts: Iterable[str]) -> str | None:
@@ -109,6 +113,7 @@ def render_conversation(
     turns = [_separate_reasoning(processor, turn) for turn in turns]
 
     def extract(unmarked: str) -> tuple[Extraction, str]:
+        """Returns what has to be taken out of the turns, and the rest as the template writes it."""
         extraction = extract_special(processor, turns, unmarked)
         written = render(extraction.turns)
         full_extraction = extract_all(turns, unmarked)
@@ -131,7 +136,7 @@ def render_conversation(
 def insert_placeholders(
     name: str, processor: Any, templated: str, extraction: Extraction
 ) -> tuple[str, Placeholders | None]:
-    """Returns the templated string with a placeholder for every text, and the texts' ids.
+    """Returns the templated string with a placeholder for every mark, and the texts' ids.
 
     Texts that the template wrote next to each other are encoded together.
     """
@@ -144,10 +149,11 @@ def insert_placeholders(
     done = 0
     for match in re.finditer(mark, templated):
         number = int(match[1])
-        is_adjacent = bool(texts) and match.start() == done
         text, is_document = extraction.texts[number], number in extraction.documents
-        if is_adjacent and not is_document and not texts[-1][1]:
-            texts[-1] = (texts[-1][0] + text, False)
+        follows_a_mark = bool(texts) and match.start() == done
+        previous_text, previous_is_document = texts[-1] if texts else ("", False)
+        if follows_a_mark and not (is_document or previous_is_document):
+            texts[-1] = (previous_text + text, False)
         else:
             pieces.append(templated[done : match.start()])
             texts.append((text, is_document))

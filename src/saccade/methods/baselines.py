@@ -1,4 +1,7 @@
-"""The plain methods that every paper compares with."""
+"""The plain methods that every paper compares with, and the simplest views, shapes and drafters.
+
+Views, shapes and drafters can be put into any method by an override, such as ``sd/view=random``.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ SD_TREE = Recipe(
     shape=Static(TREE),
 )
 
-
+# The axis of ``sd/view=random/draw=3``. View ``random`` makes another choice for each number.
 DRAW = Setting(
     axis="draw",
     owner=basic.Random,

@@ -6,15 +6,16 @@ leaves behind for each of its rows the small update that the row would make; ``c
 updates of the accepted rows. Nothing is computed twice, no weight is read again, and ``score``
 stays a pure function of the prompt, the text and the tree.
 
-The rows of a tree need no states of their own. With S the committed state, g a row's log decay,
-G the sum of g along the path to a row, and u the value that a row writes under its key k,
+The rows of a tree need no states of their own. Row t has a query q_t, a key k_t, a value v_t, a
+write strength beta_t and a log decay g_t. With S the committed state, G_t the sum of g along the
+path to t, and u_t what the row writes under its key, the state after t is
 
     S_t = e^(G_t) S + sum over a on the path to t of e^(G_t - G_a) k_a u_a^T,
-    u_t = beta_t (v_t - e^(G_t) S^T k_t - sum over a above t of e^(G_t - G_a) (k_a . k_t) u_a).
+    u_t = beta_t (v_t - e^(G_t) S^T k_t - sum over a above t of e^(G_t - G_a) (k_a . k_t) u_a),
 
-The path to t includes t, and "above t" does not. The second line is a triangular system in the rows
-of the tree. The chunked form of Gated DeltaNet has such a system too, with the causal mask instead
-of the tree's (Yang et al. 2024, arXiv:2412.06464).
+and the row reads S_t^T q_t. The path to t includes t, and "above t" does not. The second line is a
+triangular system in the rows of the tree. The chunked form of Gated DeltaNet has such a system too,
+with the causal mask instead of the tree's (Yang et al. 2024, arXiv:2412.06464).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ Values = Float[Tensor, "*batch head row value"]
 PerRow = Float[Tensor, "*batch head row"]
 Memory = Float[Tensor, "*batch head key value"]
 """In these four types, axes before the heads are those of requests or of layers, where several are
-computed at once."""
+computed at once. A memory is the matrix S of the formulas above, for each head."""
 Solver = Callable[[Float[Tensor, "*batch row row"], Tensor], Tensor]
 """Solves a triangular system whose diagonal is 1, and reads nothing on the diagonal or above it."""
 
@@ -64,7 +65,7 @@ class Delta:
     q: Keys
     k: Keys
     v: Values
-    beta: PerRow
+    beta: PerRow  # the write strength, from 0 to 1
     decay: PerRow
 
     def by_request(self, requests: int) -> Delta:
@@ -99,10 +100,14 @@ class Writes:
         )
 
     def after(self, path: Sequence[int]) -> Writes:
-        """Returns the writes of the rows after a path's last row, seen from the memory there. They
-        are right for rows that follow the path, as the rest of a chain does."""
+        """Returns the writes of all rows after a path's last row, to be applied to the memory that
+        the path leaves.
+
+        They are right only for rows that continue the path. In a chain these are all later rows.
+        """
         start = path[-1] + 1
-        later, passed = self.rows(slice(start, None)), self.total_decay[..., path[-1], None]
+        passed = self.total_decay[..., path[-1], None]  # G at the end of the path
+        later = self.rows(slice(start, None))
         return replace(later, total_decay=self.total_decay[..., start:] - passed)
 
     def on_path(self, path: Int[Tensor, " step"]) -> Writes:
@@ -120,6 +125,7 @@ class Writes:
         """
         if path is not None:
             return self.on_path(path).apply(memory)
+        # This is the formula of S_t for the last row.
         last = self.total_decay[..., -1, None]
         weighted = self.keys * (last - self.total_decay).exp()[..., None]
         return memory * last.exp()[..., None] + weighted.transpose(-1, -2) @ self.values
@@ -151,10 +157,12 @@ def score_tree(
         what each new row reads, and the writes of all rows, earlier ones first.
     """
     scored_nodes = earlier.keys.shape[-2]
+    # G of each new row: the sum of g over the new rows of its path, and G of the row's nearest
+    # earlier ancestor. Rows are in topological order, so that is the last earlier one on the path.
     new_ancestors = ancestors[..., scored_nodes:].to(rows.decay.dtype)
     total = rows.decay @ new_ancestors.transpose(-1, -2)
     if scored_nodes:
-        # The nearest earlier ancestor is the last one: rows are in topological order.
+        # Entry 0 of ``before`` is for rows without an earlier ancestor, and entry n + 1 for row n.
         nearest = _last_ancestor(ancestors[..., :scored_nodes]) + 1
         before = pad(earlier.total_decay, (1, 0))
         total = total + before.gather(-1, nearest.unsqueeze(-2).expand_as(total))
@@ -164,13 +172,16 @@ def score_tree(
     # The share of each row's write that remains at each new row: e^(G_t - G_a), 0 off the path.
     remaining = (total[..., None] - all_total.unsqueeze(-2)).masked_fill(not_on_path, float("-inf"))
     remaining = remaining.exp()
+    # The triangular system: a row's u, plus ``overlap`` times the u of the rows above it, is
+    # ``right_side``. The solver takes the diagonal to be 1. Earlier rows have their u already.
     overlap = (rows.k @ keys.transpose(-1, -2)) * remaining * rows.beta[..., None]
-    expected = total.exp()[..., None] * (rows.k @ memory)
-    right_side = rows.beta[..., None] * (rows.v - expected)
+    found_in_memory = total.exp()[..., None] * (rows.k @ memory)
+    right_side = rows.beta[..., None] * (rows.v - found_in_memory)
     if scored_nodes:
         right_side = right_side - overlap[..., :scored_nodes] @ earlier.values
     values = solve(overlap[..., scored_nodes:], right_side)
     writes = Writes(keys, torch.cat([earlier.values, values], -2), all_total)
+    # Each row reads the committed memory and what the rows of its path have written.
     weights = (rows.q @ keys.transpose(-1, -2)) * remaining
     read = total.exp()[..., None] * (rows.q @ memory) + weights @ writes.values
     return read, writes
@@ -195,25 +206,28 @@ def read_text(rows: Delta, memory: Memory) -> tuple[Values, Memory]:
         return pad(each, padding).unflatten(1, (chunks, size))
 
     q, k, v, beta, decay = map(cut, (rows.q, rows.k, rows.v, rows.beta, rows.decay))
+    # The quantities of ``score_tree`` in each chunk. Here all rows before a row are above it.
     total = decay.cumsum(-1)
     is_later = torch.ones(size, size, dtype=torch.bool, device=q.device).triu_(1)
     remaining = total[..., None] - total[..., None, :]
     remaining = remaining.masked_fill_(is_later, float("-inf")).exp_()
     overlap = (k @ k.transpose(-1, -2)) * remaining * beta[..., None]
-    # The system is linear: the part of its solution that depends on the memory is a matrix times
-    # the memory, so both parts are solved for before any chunk's memory is known.
+    # What a chunk writes is ``values - memory_factor @ memory``, with the memory before the chunk.
+    # Neither part depends on the memory, so both are solved for in all chunks at once.
     both = torch.cat([v, k * total.exp()[..., None]], -1) * beta[..., None]
     both = torch.linalg.solve_triangular(overlap, both, upper=False, unitriangular=True)
     values, memory_factor = both.split((v.shape[-1], k.shape[-1]), -1)
     weights = (q @ k.transpose(-1, -2)) * remaining
+    # From here on a query has the decay from the chunk's beginning to its row, and a key that from
+    # its row to the chunk's end.
     q = q * total.exp()[..., None]
     k = k * (total[..., -1:] - total).exp()[..., None]
-    last = total[..., -1].exp()[..., None, None]
+    chunk_decay = total[..., -1].exp()[..., None, None]
     reads = []
     for chunk in range(chunks):
         written = values[:, chunk] - memory_factor[:, chunk] @ memory
         reads.append(q[:, chunk] @ memory + weights[:, chunk] @ written)
-        memory = memory * last[:, chunk] + k[:, chunk].transpose(-1, -2) @ written
+        memory = memory * chunk_decay[:, chunk] + k[:, chunk].transpose(-1, -2) @ written
     return torch.cat(reads, 1)[:, :count], memory
 
 
@@ -266,11 +280,11 @@ class State:
 class Updates:
     """How the rows of a tree would change a layer's state if they were committed.
 
-    The updates of several layers may be stacked in one, as :class:`State` may.
+    The updates of several layers may be stacked in one, with an axis of layers before the others.
     """
 
-    inputs: Float[Tensor, "*layer row channel"]
-    writes: Writes | None = None
+    inputs: Float[Tensor, "*layer row channel"]  # of the layer's convolution
+    writes: Writes | None = None  # to the layer's memory; None for a layer without one
 
     @classmethod
     def stack(cls, updates: Sequence[Updates]) -> Updates:
@@ -306,6 +320,7 @@ class Updates:
         return self.rows(slice(count))
 
     def after(self, path: Sequence[int]) -> Updates:
+        """Returns the updates of all rows after a path's last row, as ``Writes.after`` does."""
         writes = None if self.writes is None else self.writes.after(path)
         return Updates(self.inputs[..., path[-1] + 1 :, :], writes)
 
@@ -337,8 +352,9 @@ class Updates:
 class StatesByLayer:
     """The states of all layers that have one. Never changed in place.
 
-    They are a list with one state per layer after a forward of the model's modules, and one stack
-    of all layers after a captured forward, because a GPU needs far fewer kernels for a stack.
+    After an ordinary forward they are a list with one state per layer. After a captured forward,
+    one that is replayed as a CUDA graph, they are one stack of all layers, because a GPU needs far
+    fewer kernels for a stack. The list is then made of the stack when it is first needed.
     """
 
     def __init__(self, layers: Sequence[State], stacked: State | None = None) -> None:
@@ -430,7 +446,8 @@ class UpdatesByLayer:
         return Updates.stack(self._of_every_layer()) if self._stacked is None else self._stacked
 
     def after(self, path: Sequence[int]) -> UpdatesByLayer:
-        """Returns the updates of the rows after a path, seen from the states at the path's end."""
+        """Returns the updates of the rows after a path, to be applied to the states that the path
+        leaves (``Writes.after``)."""
         if self._stacked is not None:
             return UpdatesByLayer.of_stack(self._stacked.after(path))
         return UpdatesByLayer([each.after(path) for each in self._of_every_layer()])
@@ -467,12 +484,12 @@ class Journal:
 
 
 class LayerStates:
-    """One request's states of all layers that have one; its cache holds them.
+    """One request's states of all layers that have one. The request's KV cache holds this object.
 
-    ``length`` counts the committed tokens. The rows of a drafted tree follow these, and
-    :meth:`commit_path` commits those that are accepted. The other rows of a forward, those of a
-    prompt or of pending tokens, need no verdict. The states after them are stored while the forward
-    runs, and :meth:`advance` makes them the current ones when it has ended.
+    ``length`` counts the committed tokens. A forward may have two kinds of rows after these. The
+    rows of a prompt or of pending tokens are certain. The states after them are stored while the
+    forward runs, and :meth:`advance` makes them the current ones when it has ended. The rows of a
+    drafted tree wait for a verdict, and :meth:`commit_path` commits those that are accepted.
     """
 
     def __init__(self, empty: Sequence[State]) -> None:
@@ -569,9 +586,9 @@ class LayerStates:
     def commit_path(self, path: Sequence[int]) -> None:
         """Commits the rows of a path of the tree.
 
-        The rows after the path's last one keep their updates. These are right for rows that follow
-        the path, as the rest of a chain does. Callers drop the others, so nothing reads their
-        updates.
+        The rows after the path's last one keep their updates, which are right for rows that
+        continue the path, such as the rest of a chain. Callers drop all other rows, so nothing
+        reads the updates of those.
         """
         self._forget_forward()
         if not path:
@@ -583,11 +600,11 @@ class LayerStates:
         self.length += len(path)
 
     def snapshot(self, spared: Collection[int] = ()) -> None:
-        """Stores the current states, to which the text may be cut back later.
+        """Stores the current states, so that the text can be cut back to this length later.
 
-        If there are more than ``MAX_SNAPSHOTS``, the oldest are dropped, apart from the very first,
-        the newest, and those at the ``spared`` lengths. The end of a prompt's pictures is such a
-        length, because a prompt can be read again only from where no picture follows.
+        If there are more than ``MAX_SNAPSHOTS``, the oldest are dropped. The very first, the
+        newest, and those at the ``spared`` lengths stay. A caller spares the end of a prompt's
+        pictures, because a prompt can be read again only from where no picture follows.
         """
         self._snapshots[self.length] = self.states
         old = [length for length in [*self._snapshots][1:-1] if length not in spared]
@@ -744,6 +761,7 @@ class RowsBySegment:
         for rows in self._segments:
             segment_inputs = inputs[rows.start : rows.stop]
             state = rows.states.states[layer]
+            # Rows of text come first, and leave the state at the root of the tree.
             if rows.committed_rows:
                 text = torch.cat(
                     [state.window.to(segment_inputs), segment_inputs[: rows.committed_rows]]
@@ -751,6 +769,7 @@ class RowsBySegment:
                 mixed.append(convolve_text(text, mixer.conv))
                 state = replace(state, window=text[len(text) - past :])
                 rows.states.store_committed(layer, state)
+            # The nodes of a tree read the inputs of their own paths (``StateRows.taps``).
             drafted = segment_inputs[rows.committed_rows :]
             earlier = rows.states.earlier(layer, rows.scored_nodes)
             self._earlier.append(earlier)
@@ -823,8 +842,8 @@ class StateRows:
 def convolve_text(
     inputs: Float[Tensor, "all channel"], conv: nn.Conv1d
 ) -> Float[Tensor, "row channel"]:
-    """Returns the output of a causal convolution over text. The first inputs are those of rows
-    before it, and have no output."""
+    """Returns the output of a causal convolution over text. The first inputs are those of the rows
+    before the text, which have no output."""
     width = conv.kernel_size[0]
     if len(inputs) - width < CHUNK:  # The library's convolution is meant for longer texts.
         return convolve_taps(inputs.unfold(0, width, 1), conv)
@@ -916,7 +935,11 @@ class GatedDelta(Mixer):
         return module.out_proj(core.view(len(hidden), -1))
 
     def _delta(self, mixed: Tensor, for_beta: Tensor, for_decay: Tensor) -> Delta:
+        """Returns how the rows read and write the memory, from the convolution's output and the
+        projections for beta and the decay."""
         module = self.module
+        # The output has queries, keys and values side by side. Each [row, heads * width] becomes
+        # [head, row, width].
         sizes = (module.key_dim, module.key_dim, module.value_dim)
         q, k, v = (
             part.unflatten(-1, (-1, width)).transpose(0, 1).float()

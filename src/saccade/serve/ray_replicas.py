@@ -1,8 +1,8 @@
 """Several servers behind one address: a Ray Serve application.
 
-Each replica is a process with models of its own and the application of `routes.py`. Ray Serve
-passes each request to the replica that has the fewest, and restarts a replica that died. How
-requests are answered is left to the application.
+Each replica is a process with models of its own and the HTTP application of `routes.py`, which
+answers requests as it does in a single server. Ray Serve shares the requests out among the
+replicas, and restarts a replica that died.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ MAX_START_ATTEMPTS = 3  # How many times a replica may fail to start before Ray 
 
 @serve.ingress()
 class Replica:
-    """One of several servers. Ray Serve calls its methods; other replicas call `metrics`."""
+    """One of several servers. Ray Serve calls its methods, and other replicas call `metrics`."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._service, self._start = build_service(settings)
         self._id = serve.get_replica_context().replica_id.unique_id
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Returns the application that Ray Serve runs in this replica."""
         return ReplicaApp(make_app(self._service, self._start), self._id, collect_metrics)
 
     async def check_health(self) -> None:
@@ -62,7 +63,10 @@ class Replica:
 
 
 class ReplicaApp:
-    """A replica's application: responses name the replica, and /metrics has those of all."""
+    """A replica's application, whose responses name the replica in a header.
+
+    GET /metrics returns the metrics of all replicas, which ``collect`` returns by replica id.
+    """
 
     def __init__(
         self, app: ASGIApp, name: str, collect: Callable[[], Awaitable[Mapping[str, str]]]
@@ -133,6 +137,7 @@ def deployment_options(
     refuses further ones with 429. Under load the deployment grows to at most ``max_replicas``:
     another replica is started where the replicas have more requests each, on average, than one can
     run at once. ``drain_seconds`` is how long a replica that is stopped may finish its requests.
+    With ``uses_gpus`` each replica has one GPU.
     """
     slots = settings.max_running + settings.max_waiting
     scaling: dict[str, Any] = {"num_replicas": replicas}

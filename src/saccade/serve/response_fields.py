@@ -1,4 +1,7 @@
-"""The fields of a response that come from rounds: log-probabilities, usage and statistics."""
+"""Makes the fields of the server's responses that describe how an answer was decoded.
+
+These are log-probabilities, usage, the statistics of drafting, and the field ``saccade``.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ class TokenLogprobs:
     Logarithms are natural, and of the logits before any sampling rule.
     """
 
-    token: int
+    token: int  # its id
     logprob: float
-    top: tuple[tuple[int, float], ...]
+    top: tuple[tuple[int, float], ...]  # (id, log-probability), likeliest first
 
 
 def token_logprobs(round: Round, top_count: int) -> list[TokenLogprobs]:
@@ -30,7 +33,8 @@ def token_logprobs(round: Round, top_count: int) -> list[TokenLogprobs]:
     verified it."""
     entries = []
     # Each token was judged by the scores at the node before it, the first one by those at the root.
-    # A round without a token of the target's own has one node more than tokens.
+    # There is one node more than tokens where the target adds no token of its own, for example
+    # because a stop has cut the round. The scores at the last node then judged none.
     for token, node in zip(round.emitted, (ROOT, *round.verdict.path), strict=False):
         logprobs = round.p.raw(node).float().log_softmax(-1)
         best = logprobs.topk(min(top_count, len(logprobs)))
@@ -46,7 +50,8 @@ def logprobs_field(
 
     def token_fields(token: int, logprob: float) -> dict[str, Any]:
         text = decode([token])
-        # Text does not show the bytes of a token that is only a part of a character.
+        # A token that is only a part of a character decodes to a replacement character, which does
+        # not show the token's bytes.
         encoded = None if UNFINISHED in text else list(text.encode())
         return {"token": text, "logprob": max(logprob, MIN_LOGPROB), "bytes": encoded}
 

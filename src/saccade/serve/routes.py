@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 
 METRICS_MEDIA_TYPE = "text/plain; version=0.0.4"
 SCHEMA_REF = "#/components/schemas/{model}"
-Statuses = dict[int | str, dict[str, Any]]
+# FastAPI's description of a route's responses, by HTTP status.
+ResponsesByStatus = dict[int | str, dict[str, Any]]
 AnyRequest = CompletionRequest | ResponsesRequest
 
 
@@ -63,7 +64,8 @@ def make_app(service: Service, start: Callable[[], Engine] | None = None) -> Fas
 
     async def error_response(_: Request, error: Exception) -> JSONResponse:
         api_error = to_api_error(error)
-        if api_error.status != CLIENT_CLOSED_REQUEST:  # That client hung up: it was not refused.
+        # A client that has hung up was not refused.
+        if api_error.status != CLIENT_CLOSED_REQUEST:
             service.metrics.refused.labels(str(api_error.status)).inc()
         return JSONResponse(api_error.body(), api_error.status, api_error.headers)
 
@@ -73,7 +75,7 @@ def make_app(service: Service, start: Callable[[], Engine] | None = None) -> Fas
         title="Saccade",
         version=__version__,
         lifespan=lifespan,
-        docs_url=None,  # That page loads scripts from another host.
+        docs_url=None,  # FastAPI's page of documentation loads scripts from another host.
         redoc_url=None,
         exception_handlers=dict.fromkeys((SaccadeError, HTTPException, Exception), error_response),
     )
@@ -96,6 +98,9 @@ def make_app(service: Service, start: Callable[[], Engine] | None = None) -> Fas
 
 
 async def _load(service: Service, start: Callable[[], Engine]) -> None:
+    """Loads the models in a thread, and gives the service its engine, or the error as
+    ``failure``."""
+
     def load() -> Engine:
         engine = start()
         if service.is_draining:  # The server was stopped while the models were being loaded.
@@ -109,7 +114,8 @@ async def _load(service: Service, start: Callable[[], Engine]) -> None:
         service.failure = error
 
 
-def _error_responses(*statuses: int) -> Statuses:
+def _error_responses(*statuses: int) -> ResponsesByStatus:
+    """Returns what FastAPI's schema is to say of these statuses: their body is an ``ErrorBody``."""
     return {status: {"model": ErrorBody} for status in statuses}
 
 
@@ -187,6 +193,12 @@ def _client_routes(service: Service) -> APIRouter:
         request_type: type[AnyRequest],
         handler_type: type[CompletionHandler],
     ) -> Callable[[Request], Awaitable[Response]]:
+        """Returns the function of a route that answers requests of this type.
+
+        Errors in it name fields as the client calls them: requests of /responses are converted to
+        chat requests, some of whose fields have other names.
+        """
+
         async def answer(http: Request) -> Response:
             arrived_at = time.monotonic()
             _check_content_type(http)
@@ -257,8 +269,9 @@ def parse_request(
     """Parses a request's JSON. Raises ApiError, which names the field.
 
     Long data: URLs are not in ``text``: ``RequestBody`` has replaced each by a placeholder such as
-    "data:0". The keys of ``data_urls`` are these placeholders. Each must be the URL of exactly one
-    picture or video of the request, since nothing else puts the data: URL back.
+    "data:0". The keys of ``data_urls`` are these placeholders. They are exchanged for the data
+    again where pictures and videos are read, and nowhere else. So each has to be the URL of exactly
+    one picture or video of the request, and a request where this is not so is refused.
     """
     try:
         request = request_type.model_validate_json(text)
@@ -269,6 +282,7 @@ def parse_request(
     except ValidationError as error:
         raise validation_api_error(error, None) from None
     data_urls = data_urls or {}
-    if sorted(url for url in media_urls if url in data_urls) != sorted(data_urls):
+    used_placeholders = sorted(url for url in media_urls if url in data_urls)
+    if used_placeholders != sorted(data_urls):
         raise ApiError(400, "a data: address stands where no media are read: leave it out")
     return request

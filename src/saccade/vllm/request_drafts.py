@@ -1,8 +1,9 @@
-"""Drafts for an engine's requests, which begin and end at any time.
+"""Drafts for the requests of a serving engine such as vLLM, where requests come and go.
 
-A draft model has a KV cache for each request, over the tokens that its view keeps. This module
-knows no engine. ``Drafts`` is the interface: the caller starts a request, asks in each round for
-drafts of several requests together, and forgets a request when it has ended.
+``Drafts`` is the interface: the caller starts a request, asks in each round for drafts of several
+requests together, and forgets a request when it has ended. Drafts come from a draft model, which
+has a KV cache for each request over the tokens that its view keeps, or from a lookup in the text.
+This module imports no engine; ``draft`` is the adapter to vLLM.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from saccade.model.backbone import Backbone
 from saccade.model.session import DRAFT_ROOM_TOKENS, MAX_RESERVED_ANSWER_TOKENS, Session
 from saccade.vllm.draft_length import DraftPlan
 
-# How many rows a new cache has for the answer; for a longer answer it grows.
+# A new cache has this many rows for the answer. For a longer answer it grows.
 _ANSWER_ROWS = MAX_RESERVED_ANSWER_TOKENS // 4
 
 
@@ -40,7 +41,7 @@ class DraftRequest:
     ``new`` are the last of them: the tokens that the target's last forward emitted.
     """
 
-    name: str
+    name: str  # the engine's own id of the request
     ids: Int[np.ndarray, " len"]
     start: int
     new: Sequence[int]
@@ -124,7 +125,8 @@ class ModelDrafts(Drafts):
             return False
         view = self._view
         if Capability.ATTENTION in view.needs and prefill.mass is None:
-            # The target's attention was not recorded, so a view is taken that does without it.
+            # The target's attention was not recorded, so another view takes over: it keeps the same
+            # share of the tokens, or its own default share, spread over the whole video.
             view = replace(SCATTERED, keep=view.keep or SCATTERED.keep)
         prompt = self._backbone.embed_missing_rows(view(prefill, prefill.prompt))
         rows = len(prompt) + _ANSWER_ROWS + DRAFT_ROOM_TOKENS
@@ -168,6 +170,7 @@ class ModelDrafts(Drafts):
         has now."""
         request = self._session.requests[number]
         cache = request.cache
+        # The cache has ``length`` rows. Committed tokens that are not in it yet are pending.
         needed_rows = cache.length + len(request.pending) + plan.length + 1
         if needed_rows <= cache.capacity:
             return 0, cache.bytes

@@ -1,7 +1,9 @@
-"""What commands and the page use of the drawn world: example clips, calibration clips and suites.
+"""Drawn clips for commands and the web page: examples, clips for calibration, and suites.
 
-Only ``saccade train-draft`` imports other modules of ``saccade.world``. Commands import this one
-late, where they need a drawn clip, because most runs need none.
+``saccade.world`` draws short videos of moving shapes from a seed, so it knows the right answers to
+questions about them. Commands and the page use it through this module, except for ``saccade
+train-draft``. Commands import this module late, where they need a drawn clip, because most runs
+need none.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ class Example:
         return make_clip(pictures, EXAMPLE_SECONDS)
 
 
+# The examples that the web page offers, by their labels, which say how many visual tokens each has.
 EXAMPLES: Mapping[str, Example] = {
     "Three shapes (2,048 visual tokens)": Example(20_000_002, 64, 224),
     "Four on stripes (2,048)": Example(20_000_005, 64, 224),

@@ -314,8 +314,8 @@ BUGS = (
         "fit: a chain of any length costs one draft forward",
         "drafting/shapes/fit.py",
         within="Fit.choose",
-        find="($n, expected_chain($rate, $n), $n, $n + 1)",
-        plant="($n, expected_chain($rate, $n), 1, $n + 1)",
+        find="_Option($n, expected_chain($rate, $n), $n, $n + 1)",
+        plant="_Option($n, expected_chain($rate, $n), 1, $n + 1)",
         tests=(
             "drafting/shapes/test_cost_measurement.py::"
             "test_fit_chooses_what_a_search_over_everything_chooses",

@@ -1,6 +1,7 @@
 """Starts draft processes, lends each to one answer at a time, and takes it back.
 
-A process that dies or falls silent costs speed and nothing else.
+A draft process runs a draft model beside the target (the parallel schedule). One that dies or falls
+silent costs speed and nothing else, because the answer then goes on by plain decoding.
 
 Every running process is listed here, so that the garbage collector frees none while an answer uses
 it. An answer holds a :class:`Lending`, which ends once: when the answer is closed, or when nothing
@@ -48,7 +49,8 @@ class DraftError(RuntimeError):
 class Worker:
     """A running draft process, lent to one answer at a time; it keeps the models that it was sent.
 
-    This object owns the parent's end of the connection. :meth:`end` ends both.
+    This object owns the process and the parent's end of the connection to it. :meth:`end` ends
+    both.
     """
 
     def __init__(self) -> None:
@@ -94,9 +96,11 @@ class Worker:
         ignored from now on."""
         self._job_number += 1
         self.send("begin", self._job_number, job.threads)
+        # The process forgets models that were freed here since the last job.
         for freed in self._sent_models - {number for number, _ in self._models.values()}:
             self._sent_models.discard(freed)
             self.send("forget", freed)
+        # The model is sent if the process does not have it, or if its weights were changed.
         versions = _weight_versions(backbone.model)
         # Number 0 stands for a model that the process does not have.
         number, sent_versions = self._models.get(backbone, (0, ()))
@@ -142,7 +146,7 @@ class Worker:
             raise DraftError("the draft process has died") from error
 
     def stop(self, patience: float) -> None:
-        """Ends the current job, and waits ``patience`` seconds for the process to become idle.
+        """Ends the current job, and waits up to ``patience`` seconds until the process is idle.
 
         With zero patience it does not wait; the process will be idle after its current step or
         piece of a prompt. Raises DraftError where the process has died or is still busy.

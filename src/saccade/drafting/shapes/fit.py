@@ -18,18 +18,19 @@ from saccade.core.round_estimates import FadingMean, correct_ratios, expected_ch
 from saccade.core.tree import ROOT
 from saccade.drafting.shapes.policies import Chain, CostedShape, Paths, grow_static
 
-MAX_CHAIN_LENGTH = 12
-PRIOR_ACCEPTANCE = 0.85
-PRIOR_WEIGHT = 8.0  # tokens
+MAX_CHAIN_LENGTH = 12  # The longest chain that is considered.
+PRIOR_ACCEPTANCE = 0.85  # The acceptance rate that is assumed before the first round.
+PRIOR_WEIGHT = 8.0  # The assumed rate counts like this many judged tokens.
 ACCEPTANCE_MEMORY = 0.98  # Each round multiplies the weight of earlier judged tokens by this.
 
 
 def expected_tree(rate: float, paths: Paths) -> float:
-    """Returns E[tokens] of a static tree.
+    """Returns E[tokens] of a round that drafts a static tree, the target's own token included.
 
-    The first rank is right with probability ``rate``, and each further rank with half of what is
-    left: 0.8, 0.1, 0.05 and so on. The halving is an assumption that was not measured; chains do
-    not depend on it.
+    A path is the rank of each of its tokens among its siblings: (0, 1) is the second likeliest
+    token after the likeliest one. The first rank is right with probability ``rate``, and each
+    further rank with half of what is left: 0.8, 0.1, 0.05 and so on. The halving is an assumption
+    that was not measured; chains do not depend on it.
     """
     chance_by_rank = [rate]
     for _ in range(max((max(path) for path in paths), default=0)):
@@ -52,6 +53,15 @@ class FitState(NamedTuple):
     # take, over its measured cost. Empty while all are 1. ``ratios[0]`` stands for no forward.
     ratios: tuple[float, ...] = ()
     requests: int = 1  # how many requests shared the forwards of the last round
+
+
+class _Option(NamedTuple):
+    """A draft that ``Fit`` may choose, and what is expected of a round with it."""
+
+    draft: int | Paths  # a chain's length, or the paths of a tree
+    tokens: float  # the expected tokens, the target's own included
+    levels: int  # how deep the draft is
+    rows: int  # that the target verifies: every node, and the last token of the text
 
 
 @dataclass(frozen=True)
@@ -98,18 +108,20 @@ class Fit(CostedShape):
         # Rounds correct the costs of the target's forwards alone. The draft's cost is multiplied by
         # the smallest of the target's ratios, because both models share a machine.
         rate, draft_ratio = learnt.accepted.mean, min(ratios[1:])
-        # Each option with its expected tokens, its levels and the rows that the target verifies.
-        options: list[tuple[int | Paths, float, int, int]] = [
-            *((n, expected_chain(rate, n), n, n + 1) for n in range(1, MAX_CHAIN_LENGTH + 1)),
-            *((t, expected_tree(rate, t), max(map(len, t)), len(t) + 1) for t in self.trees),
+        options = [
+            _Option(n, expected_chain(rate, n), n, n + 1) for n in range(1, MAX_CHAIN_LENGTH + 1)
         ]
+        for tree in self.trees:
+            depth = max(len(path) for path in tree)
+            options.append(_Option(tree, expected_tree(rate, tree), depth, len(tree) + 1))
 
-        def speed(option: tuple[int | Paths, float, int, int]) -> float:
-            _, tokens, levels, rows = option
-            draft_seconds = draft_ratio * costs.draft * costs.draft_forwards(levels)
-            return tokens / (draft_seconds + ratios[rows] * costs.verify(rows))
+        def speed(option: _Option) -> float:
+            """Returns the expected tokens a second."""
+            draft_seconds = draft_ratio * costs.draft * costs.draft_forwards(option.levels)
+            target_seconds = ratios[option.rows] * costs.verify(option.rows)
+            return option.tokens / (draft_seconds + target_seconds)
 
-        return max(options, key=speed)[0]
+        return max(options, key=speed).draft
 
     @property
     def _unit_ratios(self) -> tuple[float, ...]:
@@ -124,17 +136,21 @@ class Fit(CostedShape):
 
     def fold(self, state: State, round: Round) -> State:
         learnt: FitState = state
-        path, rejected = round.verdict.path, round.verdict.kind == "recovered"
-        # Counts the accepted tokens that were first siblings. Where a later sibling was accepted,
-        # the first one had been rejected.
+        path = round.verdict.path
+        had_rejection = round.verdict.kind == "recovered"
+        # The rate is that of first siblings alone, and ``parents.index`` finds the first child of a
+        # node. Where a later sibling was accepted, the first one had been rejected.
         accepted = sum(
             round.tree.parents.index(parent) == node
             for parent, node in zip((ROOT, *path), path, strict=False)
         )
-        rate = learnt.accepted.fold(accepted, len(path) + rejected, ACCEPTANCE_MEMORY)
+        judged = len(path) + had_rejection  # first siblings that the target has judged
+        rate = learnt.accepted.fold(accepted, judged, ACCEPTANCE_MEMORY)
         if round.p.rules.sample:
             return learnt._replace(accepted=rate)
         if round.load is not None:
+            # The round shared its forwards with other requests, so its seconds do not show what a
+            # forward of this request's rows alone takes.
             return learnt._replace(accepted=rate, requests=round.load.requests)
         return FitState(rate, self._correct_ratios(learnt.ratios or self._unit_ratios, round))
 

@@ -25,9 +25,10 @@ MIN_SIDE = 5  # In pixels. Image processors mistake a side of 1, 3 or 4 pixels f
 class FrameSampling:
     """Which moments to sample: by `fps`, `num_frames` or `every`, from `start` to `end` seconds.
 
-    Without `fps`, `num_frames` and `every` it takes 2 frames a second, and at least 4. No source
-    frame is taken twice to reach a count. A folder of images gives all of them unless `num_frames`,
-    `start` or `end` is set, and `fps` is the rate at which they were taken (default 1).
+    `every` takes all frames. Without `fps`, `num_frames` and `every` it takes 2 frames a second,
+    and at least 4. No source frame is taken twice to reach a count. A folder of images gives all of
+    them unless `num_frames`, `start` or `end` is set, and `fps` is the rate at which they were
+    taken (default 1).
     """
 
     fps: float | int | None = None
@@ -104,12 +105,13 @@ class Clip:
         frame_numbers = self.timestamps * self.sampled_fps
         half_millisecond = 5e-4 * self.sampled_fps  # in frames
         is_even = np.abs(np.rint(frame_numbers) - frame_numbers).max() <= half_millisecond
-        source_frames_each = 1 if is_even else math.ceil(1000 / self.sampled_fps)
-        n, height, width, _ = self.frames.shape
+        # How many frames the imaginary source has for each frame of the clip.
+        source_ratio = 1 if is_even else math.ceil(1000 / self.sampled_fps)
+        count, height, width, _ = self.frames.shape
         return {
-            "total_num_frames": n * source_frames_each,
-            "fps": self.sampled_fps * source_frames_each,
-            "frames_indices": np.rint(frame_numbers * source_frames_each).astype(int).tolist(),
+            "total_num_frames": count * source_ratio,
+            "fps": self.sampled_fps * source_ratio,
+            "frames_indices": np.rint(frame_numbers * source_ratio).astype(int).tolist(),
             "duration": self.duration,
             "height": height,
             "width": width,

@@ -35,7 +35,7 @@ MAX_URL_CHARACTERS = 8192  # Of an address that is fetched, and of the head of a
 MAX_CONNECT_ATTEMPTS = 4  # So many addresses of one name are tried.
 REDIRECT_STATUSES = (301, 302, 303, 307, 308)
 DEFAULT_PORTS = {"http": 80, "https": 443}
-PIECE_BYTES = 1 << 16
+PIECE_BYTES = 1 << 16  # How much of a response is read before its size is checked again.
 GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
 # `is_global` does not exclude these: blocks of protocols and relays, tunnels that wrap another
 # address, and Azure's metadata service, whose address looks like a public one.
@@ -55,12 +55,12 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True)
 class FetchedMedia:
-    """The media at an address: bytes of a video or an image, encoded frames, or a file."""
+    """The media at an address. ``kind`` says which of the other fields has them."""
 
     kind: Literal["bytes", "frames", "path"]
-    data: bytes = b""
-    frames: tuple[bytes, ...] = ()
-    path: Path | None = None
+    data: bytes = b""  # The file of a video or an image.
+    frames: tuple[bytes, ...] = ()  # The encoded image of each frame of a video.
+    path: Path | None = None  # A file of the server.
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,7 @@ class Sources:
             raise self._too_large()
         if kind != "video/jpeg":
             return FetchedMedia("bytes", _decode_base64(body))
+        # There is one frame more than commas, so ``MAX_FRAMES`` commas are one frame too many.
         commas = [match.start() for match in islice(re.finditer(b",", body), MAX_FRAMES)]
         if len(commas) == MAX_FRAMES:
             raise _address_refusal(
@@ -167,7 +168,8 @@ class Sources:
                 yield response
 
     def _allowed_addresses(self, place: WebAddress, deadline: float) -> list[IPAddress]:
-        """Resolves a host once and returns its addresses. Raises VideoInputError if not allowed."""
+        """Resolves a host once and returns its addresses. Raises VideoInputError if the host or one
+        of its addresses is not allowed."""
         is_listed = any(_matches_host(entry, place) for entry in self.hosts)
         if not is_listed and not (self.any_host and place.port == DEFAULT_PORTS[place.scheme]):
             raise _address_refusal(HOST_NOT_ALLOWED)
@@ -218,7 +220,7 @@ class WebAddress:
     scheme: str
     host: str
     port: int
-    target: str
+    target: str  # The path with the query, as in the first line of a request.
 
 
 def is_public(address: IPAddress) -> bool:
@@ -295,9 +297,12 @@ def _parse_url(url: str) -> WebAddress:
 
 
 def _host(parts: SplitResult) -> str:
+    """Returns the host of an address in its one usual spelling, so that it can be compared with the
+    allowed hosts. Raises VideoInputError for anything but a plain name or IP address."""
     if "@" in parts.netloc or "%" in parts.netloc:
         raise _address_refusal("names a user or hides its host: leave that out")
     host = (parts.hostname or "").lower()
+    # ``ipaddress`` raises ValueError for a malformed address, which the last line then refuses.
     with suppress(ValueError):
         if parts.netloc.startswith("["):
             return str(ipaddress.IPv6Address(host))
@@ -312,7 +317,8 @@ def _host(parts: SplitResult) -> str:
 
 
 def _redirect_url(place: WebAddress, url: str, location: str) -> str:
-    """Returns where a redirect leads. Raises VideoInputError for one from https to http."""
+    """Returns where a redirect from ``url`` leads. Raises VideoInputError for one from https to
+    http, and for one without a Location header."""
     url = urljoin(url, location)
     if not location or (place.scheme == "https" and not url.lower().startswith("https:")):
         raise _address_refusal("leads to an address that is not opened: send the bytes")
@@ -320,15 +326,21 @@ def _redirect_url(place: WebAddress, url: str, location: str) -> str:
 
 
 def _matches_host(entry: str, place: WebAddress) -> bool:
-    """Whether an entry of the operator's list of hosts allows an address."""
+    """Whether an entry of the operator's list of hosts allows an address.
+
+    An entry is "example.com", "example.com:8000", "*.example.com", "[::1]:8000" or "::1".
+    """
     host, _, port = entry.lower().rpartition(":")
     # A number after the last colon is a port, except in an IPv6 address without brackets.
-    if not port.isdecimal() or (host.count(":") and not host.endswith("]")):
+    is_bare_ipv6 = ":" in host and not host.endswith("]")
+    if not port.isdecimal() or is_bare_ipv6:
         host, port = entry.lower(), ""
     host = host.removeprefix("[").removesuffix("]")
     if place.port != (int(port) if port else DEFAULT_PORTS[place.scheme]):
         return False
-    return place.host == host or (host.startswith("*.") and place.host.endswith(host[1:]))
+    # "*.example.com" matches what ends in ".example.com".
+    is_below = host.startswith("*.") and place.host.endswith(host[1:])
+    return place.host == host or is_below
 
 
 def _resolve(host: str, port: int, seconds: float) -> list[IPAddress]:

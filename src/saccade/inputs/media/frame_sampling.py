@@ -1,6 +1,7 @@
-"""Chooses which frames to take: moments in time, and the frame that is displayed at each.
+"""Takes frames from a video, an animation or a list of images, and returns them as a `Clip`.
 
-It knows a source as a `FrameSource`, by its timeline alone, and not how its frames are decoded.
+It chooses moments in time, and takes the frame that is displayed at each. The choice uses only the
+times at which the frames of a `FrameSource` appear. How they are decoded is left to the source.
 """
 
 import math
@@ -23,15 +24,18 @@ from saccade.inputs.media.clip import (
 )
 from saccade.inputs.media.limits import Limits, bad_option, refusal
 
+# Where a `FrameSampling` says neither how many frames nor how often, it takes this many a second,
+# and at least so many in all.
 DEFAULT_FPS = 2.0
 DEFAULT_MIN_FRAMES = 4
 
 Progress = Callable[[int, int], None]
+"""Called with the number of frames taken so far, and the number of all."""
 
 
 @runtime_checkable
 class FrameSource(Protocol):
-    """A source whose timeline is known, and whose frames can be fetched by number, ascending."""
+    """A source of frames: when each appears is known, and frames can be fetched by number."""
 
     label: str
     times: Seconds  # When each frame appears; the first is 0.
@@ -41,7 +45,12 @@ class FrameSource(Protocol):
     size: tuple[int, int]  # Width and height in pixels.
     warnings: list[str]
 
-    def fetch(self, numbers: Sequence[int]) -> Iterator[tuple[int, Image]]: ...
+    def fetch(self, numbers: Sequence[int]) -> Iterator[tuple[int, Image]]:
+        """Yields each of these frame numbers, which ascend, with its frame.
+
+        A damaged frame may be left out.
+        """
+        ...
 
 
 def sample(
@@ -117,11 +126,14 @@ def _moments(
     if limits.max_memory:
         frames_in_memory = limits.max_memory // max(width * height * 3, 1)
     max_count = min(limits.max_frames or sys.maxsize, frames_in_memory)
-    if count > max_count and (sampling.every or sampling.num_frames or not frames_in_memory):
+    # With ``every`` or ``num_frames``, too many frames are refused. With a rate, fewer are taken.
+    number_is_fixed = sampling.every or sampling.num_frames is not None
+    not_even_one_fits = frames_in_memory == 0
+    if count > max_count and (number_is_fixed or not_even_one_fits):
         what = f"would give {count} frames of {width}x{height} and {max_count} are allowed"
-        code: VideoInputCode = "too_long" if frames_in_memory else "too_many_pixels"
+        code: VideoInputCode = "too_many_pixels" if not_even_one_fits else "too_long"
         advice = "ask for fewer, or give start and end"
-        if not frames_in_memory:
+        if not_even_one_fits:
             advice = "scale the video down"
         raise refusal(frame_source.label, f"{what}: {advice}", code, max_count)
     if count > max_count:

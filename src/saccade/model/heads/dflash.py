@@ -55,17 +55,18 @@ class BlockVisibility:
 
     def segment(self, cache: Cache, start: int, stop: int) -> Segment:
         """Returns the rows ``start:stop`` of a forward as a block after all that is in a cache."""
+        # Where the layer may have a window, the rows are marked as committed. For committed rows a
+        # window goes by the places in the text, and for rows of a tree by the distance along the
+        # tree's paths. The mark keeps no row in the cache, because ``draft_blocks`` never advances
+        # it.
         rows, at = stop - start, cache.length
         if self.is_causal:
             return Segment(cache, start, stop, at, committed_rows=rows)
         if self.window is None:
             block = torch.ones(rows, rows, dtype=torch.bool)
             return Segment(cache, start, stop, at, block)
-        # With a window, this passes no mask. A mask would be taken for that of a tree, in which a
-        # window measures distance along the tree's paths. A window goes by position for committed
-        # rows alone, so these rows are marked as committed. Their keys are dropped all the same,
-        # because ``draft_blocks`` does not advance the cache. ``last_visible_row`` says that every
-        # row sees all rows of the block.
+        # A mask would make these rows of a tree. Instead ``last_visible_row`` says that each row
+        # sees up to the last row of the block.
         last_visible_row = torch.full((rows,), at + rows - 1)
         return Segment(
             cache, start, stop, at, last_visible_row=last_visible_row, committed_rows=rows
@@ -77,15 +78,15 @@ class BlockSettings:
     """What the config of a DFlash head says beside its layers' sizes."""
 
     hidden_layers: tuple[int, ...]
-    """The target's hidden states that it reads, by the numbers of ``HiddenStates``."""
-    mask_id: int
+    """Which of the target's hidden states it reads. The number n is the input of layer n."""
+    mask_id: int  # The token that fills a block after the last token of the text.
     size: int  # Rows of a block, the last token's included.
     first_row: int
     """The row that predicts the next token: 1, the first mask's, or 0, the last token's own."""
-    visibilities: tuple[BlockVisibility, ...]
-    embedding_scale: float = 1.0
-    logit_scale: float = 1.0
-    logit_cap: float = 0.0
+    visibilities: tuple[BlockVisibility, ...]  # Of each layer.
+    embedding_scale: float = 1.0  # A factor of the embeddings of a block's tokens.
+    logit_scale: float = 1.0  # A factor of the logits.
+    logit_cap: float = 0.0  # The logits are bent to less than this by a tanh. 0 for no bound.
 
     @classmethod
     def read(cls, settings: dict[str, Any], layers: Qwen3Config, name: str) -> BlockSettings:
@@ -101,8 +102,9 @@ class BlockSettings:
                     f"{name} is a later kind of DFlash head, with {unknown}, that Saccade does not "
                     "know: choose a DFlash head without it, or another draft"
                 )
-        # HiddenStates numbers hidden states by the layer that reads them, as speculators does.
-        # target_layer_ids names the layers that return them, which come one earlier.
+        # Hidden states are numbered by the layer that reads them here, and by speculators in
+        # aux_hidden_state_layer_ids. target_layer_ids has the layers that return them, which come
+        # one earlier.
         returning_layers = entries.get("target_layer_ids")
         if returning_layers is not None:
             hidden_layers = tuple(int(layer) + 1 for layer in returning_layers)
@@ -250,10 +252,9 @@ class BlockHead(Head):
         self.levels_per_forward = settings.levels
         self.layer_count = self.key_layer_count = config.num_hidden_layers
         self.key_layers = {number: number for number in range(self.layer_count)}
-        self.head_shapes, self.devices = (
-            self.head_shapes * self.layer_count,
-            self.devices * self.layer_count,
-        )
+        # ``Head`` has filled these lists for one layer, and here all layers are alike.
+        self.head_shapes = self.head_shapes * self.layer_count
+        self.devices = self.devices * self.layer_count
         self.windows = [each.window for each in settings.visibilities]
 
     def _copy_for_target(self, target: Backbone) -> Head:
@@ -308,10 +309,12 @@ class BlockHead(Head):
         ids = torch.full((len(caches), size), self.settings.mask_id, device=self.device)
         ids[:, 0] = torch.tensor(last_tokens, device=self.device)
         embeds = self._embed_block(ids)
-        kinds = self.settings.visibilities
-        steps = {kind: self._step(caches, kind) for kind in dict.fromkeys(kinds)}
+        # Layers in which the rows see the same share a step.
+        visibilities = self.settings.visibilities
+        step_of = {each: self._step(caches, each) for each in dict.fromkeys(visibilities)}
+        steps = [step_of[each] for each in visibilities]
         rows = embeds.flatten(0, 1)
-        out = self.module(rows, self._rotation_of(rows, positions), [steps[kind] for kind in kinds])
+        out = self.module(rows, self._rotation_of(rows, positions), steps)
         drafted = out.view(len(caches), size, -1)[:, self.settings.first_row :]
         logits = self.logits(drafted.flatten(0, 1))
         return logits.view(len(caches), self.settings.levels, -1)
@@ -321,6 +324,7 @@ class BlockHead(Head):
         return self.rotation(rows, torch.cat([*positions], 1)[: self.axes].to(self.device))
 
     def _step(self, caches: Sequence[Cache], visibility: BlockVisibility) -> Step:
+        """Returns what a layer's attention needs to know of a forward over one block per cache."""
         size = self.settings.size
         segments = [
             visibility.segment(cache, number * size, (number + 1) * size)
@@ -363,12 +367,14 @@ def make_dflash_head(
 
     Raises ModelError if they make no such head, or if it was made for another target.
     """
+    # Checkpoints of speculators have the settings of the layers in an entry of their own.
     layer_settings = settings.get("transformer_layer_config") or settings
     config: Any = for_our_attention(Qwen3Config.from_dict(plain_settings(layer_settings)))
     block_settings = BlockSettings.read({**layer_settings, **settings}, config, name)
     parts = layouts.dflash_parts(tensors)
     check_target(target, settings, name)
     check_layers(target, block_settings.hidden_layers, parts.get("fc.weight"), name)
+    # A head without embeddings or an output matrix uses the target's.
     embeddings, matrix = parts.get("embed_tokens.weight"), parts.get("lm_head.weight")
     if (embeddings is None or matrix is None) and config.hidden_size != target.config.hidden_size:
         raise ModelError(

@@ -109,13 +109,15 @@ class GrammarVocabulary:
         """
         problem = LLMatcher.validate_grammar(source, self.tokens)
         if problem:
+            # A message of llguidance may have several lines. The first says what is wrong, and the
+            # last often where or why. Lines of blanks and "^" only point at the line above.
             lines = [" ".join(line.split()) for line in problem.splitlines() if line.strip(" ^\n")]
             reason = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
             reason = reason.replace(". ", ", ")[:300].rstrip(".")
             raise OptionError(f"{field} cannot be followed: {reason}")
         grammar = Grammar(self, source)
         try:
-            grammar(())
+            grammar(())  # The parser gives up here if the grammar is too large to follow.
         except BrokenLaw:
             reason = "it is too large, or there is nothing that it takes"
             raise OptionError(f"{field} cannot be followed: {reason}") from None
@@ -180,6 +182,7 @@ class Grammar:
         if not self._eos_ids.isdisjoint(answer) or not self._move_parser(answer):
             return None
         bias = _compute_bias(self._matcher)
+        # A single allowed token may be one that the parser itself refuses (see the class).
         allowed_tokens = len(bias) - bias.count(0)
         if allowed_tokens == 1:
             # The token is the place of the only byte that is not 0.

@@ -1,10 +1,12 @@
-"""The recipes by which drafts are trained (TABED's and EAGLE-3's), and the parameters they train.
+"""The recipes of ``saccade train-draft``: in which phases a draft is trained, and which parameters.
 
-TABED (appendix H.1, tables 7 and 8) trains its drafts by the procedures of LLaVA-1.5 (Liu et al.,
-2024: align the projector, then tune projector and language model) and of LLaVA-OneVision (Li et
-al., 2024: align the projector, then everything in three phases, the vision tower at a fifth of the
-rate). The phases share the requested steps in the papers' proportions: samples x epochs / batch
-size. ``trainer`` trains by these recipes.
+TABED (Lee et al., 2025; appendix H.1, tables 7 and 8) trains small vision-language models as drafts
+by two published procedures. LLaVA-1.5 (Liu et al., 2024) aligns the projector, then tunes projector
+and language model. LLaVA-OneVision (Li et al., 2024) aligns the projector, then trains everything
+in three phases, the vision tower at a fifth of the rate. A third recipe trains an EAGLE-3 head.
+
+The phases share the requested steps in the papers' proportions: samples x epochs / batch size.
+``trainer`` trains by these recipes.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 # What a sample shows: a clip, one picture, or ("diff") two pictures whose difference is asked for.
 Kind = Literal["video", "image", "diff"]
 ALL_KINDS: tuple[Kind, ...] = ("video", "image", "diff")
+# A group of a draft's parameters. A head has one part, "head".
 Part = Literal["projector", "language", "vision", "head"]
 # What families call the modules between a vision tower and the language model.
 PROJECTORS = {"multi_modal_projector", "merger", "deepstack_merger_list", "connector"}
@@ -33,18 +36,18 @@ PROJECTORS |= {"aligner", "image_newline"}
 
 @dataclass(frozen=True)
 class Phase:
-    """What one phase trains, and how; the rates are those of AdamW."""
+    """One phase of training: which parts it trains, on which data, and how AdamW is set."""
 
     name: str
     trains: tuple[Part, ...]
     learning_rate: float
     batch_size: int
     samples: int  # In the data of the recipe's authors.
-    media: tuple[Kind, ...] = ALL_KINDS
+    media: tuple[Kind, ...] = ALL_KINDS  # What the samples may show.
     vision_rate: float = 1.0  # The vision tower's learning rate over that of the other parts.
     epochs: int = 1
-    schedule: str = "cosine"
-    warmup: float = 0.03  # The share of the phase's steps.
+    schedule: str = "cosine"  # Of the learning rate.
+    warmup: float = 0.03  # The share of the phase's steps in which the learning rate rises.
     weight_decay: float = 0.0
 
 
