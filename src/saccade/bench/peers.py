@@ -1,4 +1,7 @@
-"""Hugging Face's own ways to decode, timed like ours, as rows of a comparison."""
+"""Times Hugging Face's own ways to decode, the peers that our methods are compared with.
+
+The peers are plain ``generate``, assisted generation with and without the video, and prompt lookup.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +22,14 @@ from saccade.inputs import Loaded
 
 @dataclass(frozen=True)
 class TimedRun:
-    """One timed run of one method or peer, in seconds.
+    """One timed run of one method or peer, in seconds."""
 
-    ``counted`` is the number of tokens that were decoded in ``decode`` seconds, so tokens that came
-    with the prefill are not among them. ``result`` is None for a peer, and ``first`` is a peer's
-    time to its first token.
-    """
-
-    ids: tuple[int, ...]
-    decode: float
-    total: float
-    counted: int
-    result: Result | None = None
-    first: float = 0.0
+    ids: tuple[int, ...]  # The answer's.
+    decode: float  # Seconds of decoding, without the prefill.
+    total: float  # Seconds of the whole run.
+    counted: int  # Tokens that were decoded in ``decode`` seconds, so none of the prefill's.
+    result: Result | None = None  # None for a peer.
+    first: float = 0.0  # Seconds until a peer's first token; 0 for our methods.
 
 
 def peer_run(ids: tuple[int, ...], first: float, total: float, early: int = 1) -> TimedRun:
@@ -93,8 +91,9 @@ def hf_assisted_seeing(
 ) -> TimedRun:
     """Runs assisted generation with an assistant that sees the video.
 
-    Transformers does not pass the pixels on to the assistant. A hook adds them in the one call that
-    reads the prompt.
+    Transformers does not pass the pixels on to the assistant. A hook adds them in the one call of
+    the assistant that reads the prompt. It also drops two inputs of that call: the target's encoded
+    media (``mm_encoder_outputs``) and the positions, so that the assistant computes its own.
     """
     if draft is None:
         raise ValueError("hf-assisted-seeing needs a draft model")
@@ -105,6 +104,7 @@ def hf_assisted_seeing(
         ids = kwargs.get("input_ids")
         if ids is None or ids.shape[1] < length:
             return args, kwargs  # This call continues from the assistant's cache.
+        # The call may read generated text after the prompt.
         media_inputs = {name: _extend_to(value, ids, length) for name, value in media.items()}
         other_inputs = {
             name: value for name, value in kwargs.items() if name != "mm_encoder_outputs"
@@ -119,11 +119,11 @@ def hf_assisted_seeing(
 
 
 def _extend_to(value: Any, ids: Tensor, length: int) -> Any:
-    """Extends an input of the prompt, such as its attention mask, to the length of ``ids``.
+    """Extends an input of the prompt to the length of ``ids``, if it has one number for each token,
+    as an attention mask has. Other inputs, such as pixels, keep their values.
 
-    ``ids`` are the prompt of ``length`` tokens and the text generated so far. An input that does
-    not have one whole number per token of the prompt is returned as it is, a tensor on the device
-    of ``ids``.
+    ``ids`` are the prompt of ``length`` tokens and the text generated so far. Tensors are moved to
+    the device of ``ids``.
     """
     if not isinstance(value, Tensor):
         return value
@@ -133,7 +133,8 @@ def _extend_to(value: Any, ids: Tensor, length: int) -> Any:
     missing = ids.shape[1] - length
     if value.shape[1] != length or missing <= 0:
         return value
-    # Generated text has a 1 in attention masks and a 0 among token types.
+    # Generated text has a 1 in an attention mask and a 0 among token types. The two are told apart
+    # by their values: the mask of one request is all ones, and token types contain zeros for text.
     fill = 1 if bool(value.bool().all()) else 0
     return torch.cat([value, value.new_full((1, missing), fill)], 1)
 

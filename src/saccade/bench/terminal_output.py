@@ -25,7 +25,12 @@ def make_table(word_columns: Sequence[str], number_columns: Sequence[str]) -> Ta
 
 
 def summary_table(rows: Mapping[str, Summary]) -> Table:
-    """Returns a comparison as a table, one row a method."""
+    """Returns a comparison as a table, one row a method.
+
+    "accepted" is the share of drafted tokens that were accepted, and "before s" the seconds before
+    decoding. "decode x" and "whole x" are the speedups over plain decoding: of decoding alone, and
+    of the whole answer.
+    """
     number_columns = ("same ids", "tokens", "tau", "accepted", "before s", "decode s", "tok/s")
     table = make_table(["method"], [*number_columns, "decode x", "whole x"])
     table.columns[0].no_wrap = True

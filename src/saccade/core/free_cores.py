@@ -85,7 +85,7 @@ class FreeCores:
         self._take_sample = sample
         self._sample = sample()
         self._cores = len(own_cpus())
-        self._others = 0.0
+        self._cores_of_others = 0.0  # Cores that other programs have kept busy lately.
         self._has_warned = False
         self.is_fixed = False
         """Whether the user has chosen the number of threads, which then stays."""
@@ -97,12 +97,12 @@ class FreeCores:
             return most
         if time.monotonic() - self._sample.moment >= CHECK_SECONDS:
             self._measure_others()
-        threads = threads_beside(self._others, most, self._cores)
+        threads = threads_beside(self._cores_of_others, most, self._cores)
         if threads < most and not self._has_warned:
             self._has_warned = True
             log.warning(
-                f"other programs keep {self._others:.1f} of {self._cores} cores busy: answers take "
-                f"longer, and use {threads} of {most} threads until it is quiet"
+                f"other programs keep {self._cores_of_others:.1f} of {self._cores} cores busy: "
+                f"answers take longer, and use {threads} of {most} threads until it is quiet"
             )
         return threads
 
@@ -113,7 +113,7 @@ class FreeCores:
         """
         earlier, self._sample = self._sample, self._take_sample()
         is_stale = self._sample.moment - earlier.moment > STALE_SECONDS
-        self._others = 0.0 if is_stale else self._sample.cores_of_others(earlier)
+        self._cores_of_others = 0.0 if is_stale else self._sample.cores_of_others(earlier)
 
     @contextmanager
     def limit_threads(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What drafting leads to: a verdict, a round, and one answer with its measures.
+"""What decoding yields: the verdict on a draft, a round, and a whole answer with its measures.
 
 All classes are frozen. ``p`` is always the target's law and ``q`` the draft's.
 """
@@ -40,11 +40,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Load:
-    """The forwards that a round shared with other requests."""
+    """One request's part in a round whose forwards it shared with other requests."""
 
     requests: int  # in the target's forward, this one included
-    rows: int  # of the target's forward
-    draft_seconds: float  # this request's part of drafting
+    rows: int  # of the target's forward, for all its requests
+    draft_seconds: float  # this request's part of the seconds of drafting
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,14 +52,14 @@ class Round:
     """One round of one request: propose, verify, commit. ``p`` and ``q`` are kept only until the
     method has learnt from the round."""
 
-    request: int
-    tree: Tree
+    request: int  # its number in its batch
+    tree: Tree  # what was drafted
     verdict: Verdict  # already cut at the first stop
-    finish: FinishReason | None
+    finish: FinishReason | None  # None where the answer goes on
     p: Scores
-    q: Scores | None
-    draft_seconds: float
-    verify_seconds: float
+    q: Scores | None  # None where the drafter gives no laws
+    draft_seconds: float  # of the whole round, other requests' drafts included
+    verify_seconds: float  # of the target's forward, judging and committing, for all its requests
     note: tuple[float, ...] = ()
     """Numbers that the draft decided by: an ensemble's weights, or its confidence in each token."""
     load: Load | None = None  # None where the request was alone
@@ -116,11 +116,12 @@ class Round:
 class RoundRecord:
     """A round without its laws, as results and trace files have it."""
 
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]
-    accepted: tuple[int, ...]
-    own: int | None
+    tokens: tuple[int, ...]  # of the drafted tree, node by node
+    parents: tuple[int, ...]  # each node's parent, or -1 (``tree.ROOT``)
+    accepted: tuple[int, ...]  # tokens
+    own: int | None  # the target's own token
     kind: TargetTokenKind | None
+    # The fields that have no comment here are those of ``Round``.
     draft_seconds: float
     verify_seconds: float
     note: tuple[float, ...] = ()
@@ -172,13 +173,13 @@ class Result:
     """One answer and how it came about. Scalars and ids only."""
 
     ids: tuple[int, ...]
-    text: str | None
+    text: str | None  # None without a tokenizer
     method: str
     finish_reason: FinishReason
     rounds: tuple[RoundRecord, ...]
     timings: Timings
     prompt_tokens: int
-    visual_tokens: int
+    visual_tokens: int  # among the prompt's tokens
     draft_visual_tokens: int | None  # how many of them the draft reads
     fallback_reason: str | None = None  # why drafting stopped, if it did
     reused_tokens: int = 0  # tokens of the prompt that were in the cache already

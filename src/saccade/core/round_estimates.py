@@ -4,6 +4,11 @@ These estimators serve every part that decides how far to draft, or how many req
 round: the shapes ``auto`` and ``fit``, the draft inside vLLM, and the scheduler. Each is immutable:
 a method such as ``fold`` returns the estimate with one more round, in which older rounds count
 less. The decisions themselves are made in those parts.
+
+A verdict is about one token here: whether a drafted token was accepted. The chance of a token is
+the probability that it will be, if all tokens before it are. The believed seconds of a forward are
+those that were expected before it ran: the seconds of a bare forward, which is timed before the
+first answer, or what earlier rounds have made of them.
 """
 
 from __future__ import annotations
@@ -22,12 +27,14 @@ OUTLIER_FACTOR = 4.0  # A round counts as at most this many times its expected s
 EXTRA_COST_DECAY = 0.02
 TIMES_MEMORY = 0.95  # Each forward multiplies the weight of earlier forwards by this.
 FORWARD_OUTLIER_FACTOR = 2.0  # A forward counts as at most this many times its expected seconds.
-# Outliers are capped by measured times only after this many forwards, of which older ones count
-# less. Before that a draft is capped by its believed time, and target forwards are not capped.
+# The decayed number of measured forwards from which their mean is what later ones are expected to
+# take. With fewer, drafts are expected to take their believed seconds, and forwards of the target
+# are not capped.
 MIN_FORWARDS_FOR_OUTLIERS = 3.0
 # The believed time of a forward weighs as much as this many measured forwards.
 FORWARD_PRIOR_WEIGHT = 0.5
-# This is added to the sum of the squared deviations of the rows, so it draws the slope towards 0.
+# A least-squares slope of seconds over rows is a quotient, whose divisor is the sum of the squared
+# deviations of the rows. This is added to the divisor, so it draws the slope towards 0.
 SLOPE_PRIOR_WEIGHT = 0.7
 NEW_ROUND_WEIGHT = 0.3  # The weight of one more round in the mean seconds of rounds of its size.
 # Before any verdict the draft's confidence is believed to predict verdicts better than their mean
@@ -44,8 +51,8 @@ MAX_REMEMBERED_SIZES = 8
 
 
 class FadingMean(NamedTuple):
-    """A mean over rounds, of which older ones count less: a share of judged tokens that were
-    accepted, or the seconds of a forward."""
+    """A mean in which older rounds count less: of judged tokens that were accepted, or of the
+    seconds of a forward."""
 
     total: float
     weight: float  # how many tokens, or forwards, the total is of
@@ -55,7 +62,7 @@ class FadingMean(NamedTuple):
         return self.total / self.weight
 
     def fold(self, total: float, weight: float, memory: float) -> FadingMean:
-        """Returns the mean with one more round.
+        """Returns the mean with one more round, whose own sum is ``total`` over ``weight`` items.
 
         ``memory`` is the share of their weight that earlier rounds keep.
         """
@@ -133,9 +140,9 @@ class Acceptance(NamedTuple):
     ) -> Acceptance:
         """Returns the estimate after some verdicts.
 
-        A verdict has the draft's confidence in a token, and whether the token was accepted.
-        ``judged`` is how many judged tokens they count as in the rate. It may be more than their
-        number, where a rejection is to weigh more.
+        A verdict has the draft's confidence in a token, and whether the token was accepted. In the
+        rate of acceptance the verdicts count as ``judged`` tokens. That may be more than there are
+        verdicts, which makes a rejection weigh more.
         """
         hits = sum(accepted for _, accepted in verdicts)
         promised = sum(confidence for confidence, _ in verdicts)
@@ -151,10 +158,11 @@ class Acceptance(NamedTuple):
 
 
 def continuation_chances(match_length: int, count: int) -> list[float]:
-    """Returns, for each of ``count`` tokens after a repeated run, how likely it repeats as well.
+    """Returns the chance of each of ``count`` drafted tokens that are copied from the text.
 
-    That depends only on the length of the run before it: after n tokens it is n / (n + 2), by the
-    rule of succession. ``match_length`` is the length of the run before the first of the tokens.
+    A draft may be copied from after an earlier occurrence of the text's last ``match_length``
+    tokens. After n tokens that have repeated, the chance that the next one does is n / (n + 2), by
+    the rule of succession. For a match of 3 tokens the chances are 3/5, 4/6, 5/7 and so on.
     """
     lengths = range(match_length, match_length + count)
     return [length / (length + 2) for length in lengths]
@@ -245,6 +253,9 @@ def correct_ratios(
     their mean with those believed before. Fewer rows are believed to take no longer than this
     forward, and more rows no less. What more rows are believed to take falls a little with every
     round that does not try them, so that they are tried again some day.
+
+    For example, 1, 2 and 3 rows were believed to take 10, 12 and 14 ms, and a forward of 2 rows
+    took 20 ms. From now on they are believed to take 10, 20 and 20 ms.
     """
     seconds = [ratio * cost for ratio, cost in zip(ratios, bare, strict=True)]
     # The mean is the larger of the two only where the forward was faster than was believed.
@@ -254,13 +265,15 @@ def correct_ratios(
         max(now_believed, each - EXTRA_COST_DECAY * (each - now_believed))
         for each in seconds[rows + 1 :]
     ]
-    pairs = zip((*fewer_rows_seconds, now_believed, *more_rows_seconds), bare[1:], strict=True)
+    corrected = (*fewer_rows_seconds, now_believed, *more_rows_seconds)
     # No forward has 0 rows, so the first ratio is never used.
-    return (1.0, *(each / cost for each, cost in pairs))
+    return (1.0, *(each / cost for each, cost in zip(corrected, bare[1:], strict=True)))
 
 
 class ForwardTimes(NamedTuple):
-    """The seconds of forwards that rounds have measured, compared with those believed before.
+    """The seconds of forwards that rounds have measured, compared with those of bare forwards.
+
+    The latter are the ``believed`` seconds here.
 
     Forwards of one row have a mean of their own, because drafting has to beat them. Forwards of
     more rows have a line over their rows: least squares over the seconds that they took beyond the
@@ -269,15 +282,15 @@ class ForwardTimes(NamedTuple):
 
     plain: FadingMean = FadingMean(0.0, 0.0)  # seconds of a forward of one row
     draft_forward: FadingMean = FadingMean(0.0, 0.0)  # seconds of a forward of the draft
-    # Sums over forwards of several rows, in which older ones count less. Their rows are counted
-    # without the first one.
-    weight: float = 0.0
-    rows: float = 0.0
-    square_rows: float = 0.0
-    seconds: float = 0.0
-    rows_seconds: float = 0.0
-    believed: float = 0.0  # seconds by the costs that were believed before
-    rows_believed: float = 0.0
+    # Sums over the target's forwards of several rows, in which older forwards count less. With r
+    # for the rows of a forward beyond the first, these are the sums of:
+    weight: float = 0.0  # 1
+    rows: float = 0.0  # r
+    square_rows: float = 0.0  # r * r
+    seconds: float = 0.0  # its measured seconds
+    rows_seconds: float = 0.0  # r * its measured seconds
+    believed: float = 0.0  # its believed seconds
+    rows_believed: float = 0.0  # r * its believed seconds
     since_plain: int = 0  # forwards of several rows since the last one of one row
 
     def after_plain(self, seconds: float, believed: float) -> ForwardTimes:
@@ -330,10 +343,10 @@ class ForwardTimes(NamedTuple):
         return self.seconds / self.believed
 
     def scale(self, believed: float) -> float:
-        """Returns the factor from believed to measured seconds.
+        """Returns measured over believed seconds of a forward of one row.
 
-        It is that of forwards of one row, which are believed to take ``believed`` seconds. Until
-        such a forward has run it is that of forwards of more rows, and before any forward it is 1.
+        ``believed`` are the believed seconds of such a forward. Until one has run, this is the
+        ratio of forwards of more rows, and before any forward it is 1.
         """
         if self.plain.weight:
             return self.plain.mean / believed
@@ -344,7 +357,8 @@ class ForwardTimes(NamedTuple):
         times the believed ones."""
         if not self.weight:
             return 0.0, 0.0
-        # These are the sums for a least-squares line through the seconds beyond the believed ones.
+        # A least-squares line is fitted to the seconds of each forward beyond ``scale`` times the
+        # believed ones.
         extra_seconds = self.seconds - scale * self.believed
         rows_extra_seconds = self.rows_seconds - scale * self.rows_believed
         spread = self.square_rows - self.rows**2 / self.weight
@@ -368,7 +382,7 @@ class SecondsBySize:
     def fold(self: Times, requests: int, seconds: float) -> Times:
         """Returns the times with one more round; the size that was seen longest ago is dropped."""
         old = self.seconds.get(requests, seconds)
-        # Sizes are in the order in which they were last seen. With this one they fill the memory.
+        # Sizes are in the order in which they were last seen. One place is left for this one.
         others = [each for each in self.seconds.items() if each[0] != requests]
         recent = dict(others[-(MAX_REMEMBERED_SIZES - 1) :])
         return replace(self, seconds={**recent, requests: old + NEW_ROUND_WEIGHT * (seconds - old)})
@@ -376,8 +390,8 @@ class SecondsBySize:
     def fit_line(self) -> tuple[float, float]:
         """Returns the seconds of a round without requests and those that each request adds.
 
-        They are read off the least-squares line through the mean seconds of all sizes. While all
-        rounds had one size, the line goes through zero.
+        They are the constant and the slope of the least-squares line through the mean seconds of
+        all sizes. If all rounds had one size, a round without requests is taken to cost nothing.
         """
         sizes, seconds = list(self.seconds), list(self.seconds.values())
         if len(sizes) == 1:

@@ -46,6 +46,7 @@ class RepetitionIndex:
         place = self._next_places.get(tuple(text[-SHORTEST_MATCH:]))
         if place is None:
             return None
+        # The tokens before the run may match too.
         match_length = SHORTEST_MATCH
         while (
             match_length < min(LONGEST_MATCH, place)
@@ -65,8 +66,9 @@ class RepetitionIndex:
         if list(text[max(0, self._length - COMPARED_TAIL_TOKENS) : self._length]) != self._tail:
             self._next_places.clear()
             self._length = 0
+        # The run at the end of the earlier text is the first new one, since a token follows it now.
         start = max(0, self._length - SHORTEST_MATCH)
-        allowed_since = start
+        allowed_since = start  # All tokens from this place on are allowed.
         for place in range(start, len(text)):
             if place - allowed_since >= SHORTEST_MATCH:
                 self._next_places[tuple(text[place - SHORTEST_MATCH : place])] = place

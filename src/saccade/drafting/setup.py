@@ -160,9 +160,12 @@ class MakeDrafter(Protocol):
         """The drafter's name in an override, such as ``self`` in ``drafter=self``."""
 
     @property
-    def needs(self) -> Capabilities: ...
+    def needs(self) -> Capabilities:
+        """What other parts of a recipe, or the engine, have to offer."""
 
     @property
-    def offers(self) -> Capabilities: ...
+    def offers(self) -> Capabilities:
+        """What it offers to the other parts of a recipe."""
 
-    def __call__(self, setup: Setup, /) -> Drafter: ...
+    def __call__(self, setup: Setup, /) -> Drafter:
+        """Returns the drafter for the requests of this setup."""

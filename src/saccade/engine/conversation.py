@@ -65,9 +65,14 @@ class Conversation(AbstractContextManager["Conversation"]):
     def _begin(
         self, inputs: Inputs, settings: dict[str, Any], several_requests_error: str | None = None
     ) -> Stream:
-        """Returns the stream of the next turn, which becomes the last one."""
+        """Returns a stream for the next turn, which continues from the last turn's caches.
+
+        Raises OptionError while the last answer is under way, for a setting that belongs to the
+        whole conversation, and with this message for several requests if a message is given.
+        """
         last = self._last_stream
-        if last is not None and not last.results and not last.closed:
+        is_under_way = last is not None and not last.results and not last.closed
+        if is_under_way:
             raise OptionError("the last answer is under way: exhaust its stream or close it")
         merged = {**self._defaults, **settings}
         fixed = [name for name in ("draft", "batch", "keep") if name in merged]

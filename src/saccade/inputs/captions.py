@@ -1,7 +1,8 @@
 """Captioners for views in which a caption stands for each video or image (C in the paper TABED).
 
-A captioner is any callable from a processor's inputs to captions. This module makes two kinds: a
-Hugging Face image-to-text model, and the embedded pair's own captioner.
+A captioner is any callable that takes a processor's inputs and returns, for each request, the
+captions of its videos and images. This module makes two kinds: a Hugging Face image-to-text model,
+and the embedded pair's own captioner.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ SHAPES_QUESTION = "Describe the image in detail."
 class ImageToText:
     """Captions frames with a Hugging Face model: BLIP, BLIP-2, Florence-2, or a chat model.
 
-    A call returns a caption for each frame. It ignores the request's inputs, because it already has
-    a frame of each of the request's videos and images.
+    It belongs to one request. A call returns a list whose one entry has a caption for each of
+    ``frames``, and ignores its inputs, because the frames are known already.
     """
 
     model: Any
     processor: Any
-    frames: Sequence[np.ndarray]
-    question: str | None = None  # For models with a chat template.
-    max_tokens: int = MAX_TOKENS
+    frames: Sequence[np.ndarray]  # One of each video and image of the request.
+    question: str | None = None  # What a chat model is asked; None for other models.
+    max_tokens: int = MAX_TOKENS  # Of each caption.
 
     @torch.no_grad()
     def __call__(self, inputs: Inputs) -> list[list[str]]:
@@ -65,7 +66,7 @@ class ImageToText:
             **inputs, max_new_tokens=self.max_tokens, do_sample=False, num_beams=beams
         )
         # A decoder-only model usually returns its prompt before the new ids. An encoder-decoder
-        # returns new ids only.
+        # returns new ids only, and so does a model that returns no more ids than the prompt has.
         repeats_prompt = "input_ids" in inputs and not self.model.config.is_encoder_decoder
         prompt_tokens = inputs["input_ids"].shape[1] if repeats_prompt else 0
         new = out[0, prompt_tokens:] if out.shape[1] > prompt_tokens else out[0]

@@ -1,4 +1,9 @@
-"""Loads a model from a folder or hub id, and explains in one sentence whatever goes wrong."""
+"""Loads models by folder or hub id, for the commands, the server and ``saccade.load``.
+
+:func:`load` loads one model with its processor, and :func:`load_pair` a target with its draft.
+Options, configs, tokenizers and the memory that is needed are checked before any weight is read.
+Whatever goes wrong is raised as a ModelError or an OptionError of one sentence.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +51,9 @@ from saccade.model.kernels import few_bits
 from saccade.model.kernels.few_bits import Rounding
 
 MAX_THREADS_PER_CPU = 16
-MAX_PARTS = 10_000  # The most layers or experts that a config is believed to have.
+# A config that counts more layers or experts than this is refused as spoilt.
+MAX_PARTS = 10_000
+# The names of the fields that count them, such as num_hidden_layers.
 COUNT_FIELDS = re.compile(r"layers$|depth$|num_\w*experts$")
 PositionRule = Literal["auto", "library", "trained"]
 # A JSON file of a checkpoint whose name ends in one of these holds an object of named settings.
@@ -132,10 +139,11 @@ def load(
         trust_remote_code: whether to run code that comes with the checkpoint.
         fused: False for the model's own modules. True or None for Saccade's fused decoder where it
             knows the architecture; True raises where it does not.
-        positions: those of text after a Qwen video. "library": those that transformers gives it.
-            "trained": those that Qwen2.5-VL was trained with. "auto": "trained" for a checkpoint
-            that was saved before transformers moved that text, else "library".
-        tp: split the layers over the processes torchrun started; see ``model/tensor_parallel.py``.
+        positions: which position ids the text after a video gets in a Qwen model: "library" for
+            those of transformers, "trained" for those that Qwen2.5-VL was trained with.
+            transformers has changed them for Qwen2-VL and Qwen2.5-VL. So "auto" takes "trained" for
+            a checkpoint of these that an older version has saved, else "library".
+        tp: whether to split each layer over the processes that torchrun started.
         is_draft: whether its answers are judged by another model. Packed weights are then unpacked
             on a CPU; see ``inputs/packed_checkpoints.py``.
         rounding: how the caller will round a copy of the weights afterwards. Nothing is rounded
@@ -149,6 +157,7 @@ def load(
         raise OptionError(f"unknown positions {positions!r}; known: {rules}")
     if tp and (device_map is not None or quantize is not None):
         raise OptionError("a target split over processes takes no device map and no quantizer")
+    # Where the weights go, and as which numbers.
     place = pick_device(architectures.local_device(device) if tp else device)
     settings: dict[str, Any] = {"use_safetensors": True, "dtype": dtype_named(dtype, place)}
     if quantize is not None:
@@ -157,6 +166,7 @@ def load(
         settings["device_map"] = device_map or {"": place}
     elif place.type != "cpu" and not tp:
         settings["device_map"] = {"": place}  # So that weights are read directly into their place.
+    # The config alone shows whether the model can be loaded in this way.
     config = read_config(name, trust_remote_code=trust_remote_code)
     domain = read_training_domain(name)
     model_class = architectures.model_class(config)
@@ -165,8 +175,10 @@ def load(
         _refuse_packed(name, config)
     if tp:
         settings |= architectures.tensor_parallel_arguments(name, architectures.text_config(config))
-    packed_bits = None if quantize is None else bits(quantize)
+    quantized_bits = None if quantize is None else bits(quantize)
     single_device = None if device_map or tp else place
+    # ``packing`` says how the weights are stored in few bits, if they are unpacked to plain ones
+    # here. Memory is then counted, and the model is made, as for a checkpoint of plain weights.
     packing = packed_checkpoints.packing_to_unpack(config, single_device, is_draft=is_draft)
     stored_config = config
     if packing is not None:
@@ -176,7 +188,7 @@ def load(
         config,
         settings["dtype"],
         single_device,
-        bits=packed_bits,
+        bits=quantized_bits,
         rounding=rounding,
         trust_remote_code=trust_remote_code,
     )
@@ -206,15 +218,22 @@ def load(
         if memory.is_out_of_memory(error):
             size = footprint.footprint(config, trust_remote_code=trust_remote_code)
             message = footprint.advice(
-                name, config, size, settings["dtype"], place, bits=packed_bits, rounding=rounding
+                name,
+                config,
+                size,
+                settings["dtype"],
+                place,
+                bits=quantized_bits,
+                rounding=rounding,
             )
             raise ModelError(message) from error
-        packed_as = packed_checkpoints.explain(stored_config)
-        raise ModelError(_loading_message(name, error) + packed_as) from error
+        packing_note = packed_checkpoints.explain(stored_config)
+        raise ModelError(_loading_message(name, error) + packing_note) from error
     rule = families.position_rule(config) if positions == "auto" else positions
     backbone = Backbone(model.eval(), fused=fused, positions=rule)
     loaded = Loaded(name, backbone, processor, domain)
-    # Threads of the kernels that this thread started would slow another one that runs the model.
+    # Another thread may run the model. The worker threads that matrix products have started for
+    # this thread would keep processors busy meanwhile.
     kernels.release_threads()
     return loaded
 
@@ -237,10 +256,11 @@ def _read_packed(
     *,
     trust_remote_code: bool,
 ) -> tuple[Any, Mapping[str, Any]]:
-    """Returns a model of unpacked weights, and what ``from_pretrained`` says about its loading.
+    """Returns the model of a packed checkpoint with its weights unpacked, and the loading info of
+    ``from_pretrained``: which weights were missing, unexpected or of another shape.
 
-    ``config`` is that of a checkpoint with plain weights. The model's weights are the very tensors
-    that were unpacked, so there are no two copies of them at once.
+    ``config`` is the checkpoint's own, changed to that of plain weights. The model's weights are
+    the very tensors that were unpacked, so there are no two copies of them at once.
     """
     folder = fetch_folder(name, ("*.safetensors", "generation_config.json"))
     tensors = packed_checkpoints.unpack_folder(folder, packing, settings["dtype"])
@@ -262,10 +282,13 @@ def _check_weights(name: str, model: Any, loading_info: Mapping[str, Any]) -> No
     """Raises ModelError unless the checkpoint has the model's weights, in the right shapes and
     finite."""
     depth = architectures.text_config(model.config).num_hidden_layers
+    # The checkpoint may hold draft heads of its own, which transformers does not load.
     unexpected = [
         key for key in loading_info["unexpected_keys"] if not layouts.is_mtp_tensor(key, depth)
     ]
-    if model.config.model_type in architectures.THINKERS:  # These checkpoints include a talker.
+    # The checkpoint of a model that also speaks (Qwen's Omni) has the weights of its speech as
+    # well, of which none are loaded.
+    if model.config.model_type in architectures.THINKERS:
         unexpected = []
     for weights, problem in (
         (loading_info["missing_keys"], "lacks"),
@@ -295,17 +318,21 @@ def load_pair(
     draft_quantize: str | None = None,
     **options: Any,
 ) -> tuple[Loaded, Loaded | None]:
-    """Loads a target and a draft; ``options`` are those of :func:`load`.
+    """Returns a target and what drafts for it, both loaded; ``options`` are those of :func:`load`.
 
-    The draft may be an EAGLE-3 or DFlash head. Without a draft, it is the head in the target's own
-    checkpoint if there is one.
+    ``draft`` names a model, or an EAGLE-3 or DFlash head. If it is None, the second value is the
+    first of these that applies:
 
-    The target may be spread over devices, split or quantised. The draft is on one device, which is
-    the target's unless ``draft_device`` names another. ``draft_quantize`` ("int8", "int4", "fp8")
-    rounds the weights of the draft. Without a draft it rounds a copy of the target's weights, with
-    which the target drafts for itself. Rounded drafts never change an answer. Raises ModelError
-    where the two models do not fit together, and OptionError for a ``draft_device`` without a draft
-    and for a rounding that is not available on the device.
+    - the embedded draft, for the embedded target;
+    - with ``draft_quantize``, a copy of the target with rounded weights;
+    - the draft head in the target's own checkpoint, if the target is neither split nor quantised;
+    - None.
+
+    ``options`` may spread the target over devices, split it or quantise it. The draft is on one
+    device, the target's unless ``draft_device`` names another. ``draft_quantize`` ("int8", "int4",
+    "fp8") rounds the draft's weights, which never changes an answer. Raises ModelError where the
+    two models do not fit together, and OptionError for a ``draft_device`` without a draft and for a
+    rounding that is not available on the device.
     """
     if draft is None and target == EMBEDDED_TARGET:
         draft = EMBEDDED_DRAFT
@@ -327,7 +354,6 @@ def load_pair(
         if rounding is not None:
             return loaded, round_weights(loaded, rounding.name)
         own_head = None
-        # A target that is split or quantised does not draft with its checkpoint's own head.
         if not options.get("tp") and options.get("quantize") is None:
             own_head = head_checkpoints.load_own_head(target, loaded.backbone)
         if own_head is None:
@@ -408,16 +434,20 @@ def check_draft_quantize(name: str | None, place: torch.device, *, is_own: bool)
     if name is None:
         return
     rounding = few_bits.rounding_named(name)
-    if rounding.is_available_on(place) or (not is_own and draft_bits(rounding, place) is not None):
+    can_round_copy = rounding.is_available_on(place)
+    can_round_while_loading = not is_own and draft_bits(rounding, place) is not None
+    if can_round_copy or can_round_while_loading:
         return
     reason = few_bits.why_unavailable(rounding, place)
     raise OptionError(f"draft_quantize={name} is not available on {place}: {reason}")
 
 
 def draft_bits(rounding: Rounding, place: torch.device) -> int | None:
-    """Returns the bits of a draft's weights where a quantizer rounds them as they are loaded.
+    """Returns the bits of a draft's weights if one of ``DRAFT_QUANTIZERS`` rounds them as they are
+    loaded.
 
-    It is None where a rounded copy is made beside the loaded weights instead.
+    Returns None on a CPU, and for a rounding without such a quantizer. There only a rounded copy
+    beside the loaded weights is possible.
     """
     if place.type == "cpu" or rounding.name not in DRAFT_QUANTIZERS:
         return None
@@ -425,7 +455,8 @@ def draft_bits(rounding: Rounding, place: torch.device) -> int | None:
 
 
 def round_weights(loaded: Loaded, rounding: str) -> Loaded:
-    """Returns a model as a draft whose weights are rounded. The model itself is left as it is."""
+    """Returns a draft that multiplies with rounded copies of a model's weights. The model itself
+    stays as it is."""
     backbone = loaded.backbone.rounded(few_bits.rounding_named(rounding))
     rounded = Loaded(f"{loaded.name} ({rounding})", backbone, loaded.processor)
     kernels.release_threads()
@@ -538,9 +569,9 @@ def _find_broken_file(folder: Path) -> str | None:
             content = json.loads(file.read_bytes())
         except (ValueError, OSError, RecursionError):
             return f"its {file.name} is no JSON file that can be read"
-        required = {"added_tokens", "model"} if file.name == "tokenizer.json" else set()
         if not file.name.endswith(SETTINGS_FILE_ENDINGS):
             continue
+        required = {"added_tokens", "model"} if file.name == "tokenizer.json" else set()
         if not isinstance(content, dict) or required - content.keys():
             problem = "holds no settings"
             if required:

@@ -1,8 +1,12 @@
 """Unpacks checkpoints whose weights are stored in few bits: AWQ, GPTQ, FP8, compressed-tensors.
 
-transformers reads them with packages whose kernels are made for GPUs. A draft on a CPU does without
-these packages: its weights are unpacked to plain ones when they are read. It then runs like any
-other draft, by the fused decoder and, with ``draft_quantize``, by our own low-bit matrix products.
+transformers reads them with packages whose kernels are made for GPUs. On a CPU, ``loading`` does
+without these packages for every draft, and for a target where they are not installed: the weights
+are unpacked to plain ones when they are read. The model then runs like any other, by the fused
+decoder and, as a draft with ``draft_quantize``, by our own low-bit matrix products.
+
+A code is what is stored for a weight: a small whole number, or an FP8 number. The weight is (code -
+zero point) x scale, where many weights share a scale and, in formats that have one, a zero point.
 
 A format stores a matrix as several tensors whose names share a stem. The layouts are those that
 AutoAWQ ("gemm"), AutoGPTQ and GPTQModel ("gptq", "gptq_v2"), DeepSeek-V3's FP8 with its blocks,
@@ -54,6 +58,7 @@ class Layout:
     optional: tuple[str, ...]
     """The parts that a matrix may lack."""
     unpack: Callable[[Parts, Settings], Float[Tensor, "*experts out into"]]
+    """Computes the plain weight from the parts and the checkpoint's ``quantization_config``."""
     result: str = "weight"
     """The suffix of the plain weight."""
 
@@ -68,10 +73,13 @@ class Packing:
     """How the weights of one checkpoint are packed."""
 
     method: str
+    """The key in ``METHODS``."""
     layouts: tuple[Layout, ...]
+    """How its matrices may be stored."""
     packages: tuple[str, ...]
     """The packages with which transformers reads such a checkpoint itself."""
     settings: Settings
+    """The ``quantization_config``."""
 
     @property
     def is_read_by_transformers(self) -> bool:
@@ -105,7 +113,7 @@ def unpack_codes(words: Int32[Tensor, "rows words"], bits: int) -> UInt8[Tensor,
 def _unpack_awq(parts: Parts, settings: Settings) -> Tensor:
     """Unpacks codes stored as [in, out], where each word has eight columns in AWQ's own order.
 
-    ``group`` consecutive inputs share a scale and a zero point for each output.
+    For each output, a group of consecutive inputs shares a scale and a zero point.
     """
     bits, scales = int(settings["bits"]), parts["scales"].float()
     order = torch.tensor(AWQ_COLUMNS).argsort()
@@ -115,8 +123,8 @@ def _unpack_awq(parts: Parts, settings: Settings) -> Tensor:
         return codes.view(len(codes), -1, len(order))[:, :, order].flatten(1)
 
     codes, zeros = columns(parts["codes"]), columns(parts["zeros"])
-    group = len(codes) // len(scales)
-    shifted = codes.view(len(scales), group, -1).float() - zeros.float()[:, None]
+    group_size = len(codes) // len(scales)
+    shifted = codes.view(len(scales), group_size, -1).float() - zeros.float()[:, None]
     return (shifted * scales[:, None]).flatten(0, 1).t()
 
 
@@ -135,7 +143,8 @@ def _unpack_gptq(parts: Parts, settings: Settings) -> Tensor:
     if groups is None:
         into = len(words) * WORD_BITS // int(settings["bits"])
         size = int(settings.get("group_size") or -1)
-        groups = torch.arange(into) // (size if size > 0 else into)
+        group_size = size if size > 0 else into  # -1 stands for one group of all inputs.
+        groups = torch.arange(into) // group_size
     # A layer may have another number of bits than the config says.
     bits = len(words) * WORD_BITS // len(groups)
     codes = unpack_codes(words.t(), bits)[:, : len(groups)]
@@ -422,11 +431,12 @@ def unpack_tensors(
     ``names`` are those of the stored tensors, ``read`` returns the tensor of a name, and
     ``checkpoint`` is what errors call the checkpoint.
     """
-    used: set[str] = set()
+    used: set[str] = set()  # The tensors that are parts of a matrix.
     for layout in packing.layouts:
         for name in sorted(names):
             if not name.endswith(layout.marker) or name in used or UNUSED.search(name):
                 continue
+            # This tensor is the first part of a matrix, and the stem of its name leads to the rest.
             stem = name.removesuffix(layout.marker)
             keys = {part: stem + suffix for part, suffix in layout.parts.items()}
             present = {part: key for part, key in keys.items() if key in names}

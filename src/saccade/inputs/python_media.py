@@ -1,4 +1,9 @@
-"""Reads what programs have as media: paths, addresses, Pillow's images, arrays and tensors."""
+"""Reads the media that a Python program passes to ``saccade.load``'s models.
+
+:func:`read` reads one medium: a path, an address, a Pillow image, an array or a tensor.
+:class:`Messages` reads a whole conversation in the form of OpenAI or of chat templates, with the
+media in it.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +113,7 @@ PICTURE_KEYS = {
     "input_image": ("image_url",),
 }
 VIDEO_KEYS = {"video": ("video", "url", "path"), "video_url": ("video_url",)}
-# Options that a video in a message may have, with our names of them.
+# Keys with options of a video in a message, and the field of FrameSampling that each sets.
 VIDEO_OPTIONS = {
     "fps": "fps",
     "num_frames": "num_frames",
@@ -180,11 +185,13 @@ class Messages:
         return "image"
 
     def _add_video(self, value: Any, part: Mapping[str, Any]) -> str:
-        # Rows of a dataset often have a key without a value.
+        # Rows of a dataset often have a key with the value None, which is no option.
         options = {
-            ours: part[name] for name, ours in VIDEO_OPTIONS.items() if part.get(name) is not None
+            field: part[key] for key, field in VIDEO_OPTIONS.items() if part.get(key) is not None
         }
         sampling = self._sampling
+        # A rate or a number of frames in the message takes the place of all three such settings,
+        # which exclude each other.
         if not options.keys().isdisjoint(("fps", "num_frames")):
             sampling = replace(sampling, fps=None, num_frames=None, every=False)
         sampling = replace(sampling, **options)
@@ -199,7 +206,7 @@ def is_messages(value: Any) -> bool:
 
 
 def _address_of(value: Any) -> Any:
-    """Returns the medium or its address, which is in an object of its own in OpenAI's form."""
+    """Returns the value itself, or the address in OpenAI's form ``{"url": ADDRESS}``."""
     return value.get("url") if isinstance(value, Mapping) else value
 
 

@@ -171,6 +171,7 @@ class StaticInputs:
     def __init__(self, size: Size, width: int, dtype: torch.dtype, device: torch.device) -> None:
         """``width`` and ``dtype`` are those of hidden states."""
         self.size = size
+        # The shapes of ``tokens`` and of ``caches``, which :meth:`_parts` describes.
         self._shapes = (3, size.requests, size.rows), (3, size.requests)
         self._mask_shape = size.requests, size.rows, size.tail
         self._memory = torch.zeros(self._bytes(), dtype=torch.uint8, device=device)
@@ -203,12 +204,14 @@ class StaticInputs:
         Int[Tensor, " request"],
         Bool[Tensor, "request rows tail"],
     ]:
-        """Returns the views of a flat buffer.
+        """Returns four views of a flat buffer:
 
-        The first has ids, positions, and the position of each row's key in its cache. The second
-        has the first row of each cache, its rows for each head, and how many keys every row sees.
-        The third has the number of each request's vocabulary. The last says which rows see which of
-        the keys after those that every row sees.
+        - tokens: the id, the position and the place of each row. A place is the row of the
+          request's cache that the row's key is written to.
+        - caches: for each request, the first row of its cache in the pool, the rows that the cache
+          has for each head, and how many of the first keys every row of the request sees.
+        - vocabularies: the number of each request's vocabulary in the table of vocabularies.
+        - visible: which rows see which of the keys after those that every row sees.
         """
         requests, rows, _ = self._mask_shape
         tokens_end = INTEGER_BYTES * 3 * requests * rows
@@ -260,9 +263,9 @@ class StaticInputs:
         for number, (segment, lease) in enumerate(zip(rows.segments, leases, strict=True)):
             segment_rows = slice(segment.start, segment.stop)
             new = segment.stop - segment.start
-            for values, written in ((rows.ids, ids), (rows.positions, positions)):
-                written[number, :new] = values[segment_rows]
-                written[number, new:] = values[segment.stop - 1]
+            for values, array in ((rows.ids, ids), (rows.positions, positions)):
+                array[number, :new] = values[segment_rows]
+                array[number, new:] = values[segment.stop - 1]
             places[number] = np.arange(segment.first_key, segment.first_key + size.rows)
             mask = segment.mask.numpy()
             seen_by_all = segment.first_key + new - mask.shape[1]  # Keys before those of the mask.
@@ -292,17 +295,24 @@ class GatheredAttention(AttentionKind):
         kv_heads, places = pool.kv_heads, inputs.tokens[2]
         first_rows, capacities, seen_by_all = inputs.caches
         heads = torch.arange(kv_heads, device=places.device)
-        column = torch.arange(size.keys, device=places.device)
+        key_numbers = torch.arange(size.keys, device=places.device)
+        # A cache has ``capacity`` rows of the pool for its first head, then as many for the next.
+        # So key n of a head is in row first_row + head * capacity + n.
         # Keys are written as [kv_head, request, rows] and read as [request, kv_head, key].
         written = (first_rows + heads[:, None] * capacities)[..., None] + places
         base = first_rows[:, None] + heads * capacities[:, None]
-        read = (base[..., None] + column).clamp_(max=pool.rows - 1).flatten()
+        # A size may have more keys than the cache. Keys beyond it are read from anywhere in the
+        # pool, because no row sees them.
+        read = (base[..., None] + key_numbers).clamp_(max=pool.rows - 1).flatten()
         # Each key's column in the mask. Keys before the mask, which every row sees, have a negative
-        # one, and keys after it, which no row sees, have one beyond its width.
-        mask_column = column - seen_by_all[:, None]
+        # one, and keys after it, which no row sees, have one beyond its width. If every row sees
+        # the keys 0 to 4, and the mask is about 3 keys, key 4 has the column -1 and key 8 has 3.
+        mask_column = key_numbers - seen_by_all[:, None]
+        is_before_mask = (mask_column < 0)[:, None]
+        is_before_end = (mask_column < size.tail)[:, None]
         read_column = mask_column.clamp(0, size.tail - 1)[:, None].expand(-1, size.rows, -1)
-        visible = inputs.visible.gather(2, read_column) & (mask_column < size.tail)[:, None]
-        visible |= (mask_column < 0)[:, None]
+        visible = inputs.visible.gather(2, read_column) & is_before_end
+        visible |= is_before_mask
         return partial(
             _attend_gathered,
             pool,
@@ -317,7 +327,7 @@ class GatheredAttention(AttentionKind):
         self, captured: Tensor, ordinary: Tensor, first_layers_agree: FirstLayersAgree
     ) -> bool:
         share = difference_share(captured, ordinary)
-        # Comparisons are false for NaN.
+        # Where a logit is NaN the share is too, and no comparison with it holds.
         if share <= MAX_ROUNDING_DIFFERENCE[captured.dtype]:
             return True
         is_rounded = captured.dtype in (torch.bfloat16, torch.float16)
@@ -410,14 +420,18 @@ class CudaGraphs:
             capture = cuda_graph_capture(backbone.device) if on_gpu else _capture_on_cpu
         self._capture: Capture | None = capture
         few_rows = backbone.few_row_kernels
+        # The attention that is quickest here, which is used unless a caller asks for another kind.
         self._kind: AttentionKind = GATHERED if few_rows is None else FewRowKernels(few_rows)
         self._inputs: dict[Size, StaticInputs] = {}
+        # Forwards that can be replayed, the least recently used one first.
         self._captured: OrderedDict[tuple[AttentionKind, Size], Forward] = OrderedDict()
+        # Sizes whose captured forward gave other logits than an ordinary one.
         self._refused: set[tuple[AttentionKind, Size]] = set()
         self._replaced: dict[AttentionKind, AttentionKind] = {}  # of kinds that failed
         self._new: dict[tuple[AttentionKind, Size], Probe] = {}  # sizes to be captured
         self._table: tuple[Tensor, Tensor] | None = None  # cos and sin of every position
         self._vocabularies = VocabularyTable(backbone.vocab, backbone.device)
+        # The likeliest tokens of each size's last replay, while anybody may still read them.
         self._newest_tokens: dict[Size, weakref.ref[LikeliestTokens]] = {}
         self._spare: Cache | None = None  # Requests that only pad a step write their keys here.
         self._lock = threading.RLock()
@@ -598,6 +612,7 @@ class CudaGraphs:
         """Captures a size, and keeps it if its logits for the probe's rows are those of an ordinary
         forward. If they are not, or the capture fails, the kind's replacement, if it has one, is
         captured instead."""
+        # The inputs of the size get the probe's rows.
         rows = probe.rows(size, self._backbone.embedding_count, kind.may_branch)
         leases, spare = self._reserve(rows.segments, size), self._spare_lease()
         if leases is None or spare is None or self._capture is None:
@@ -609,6 +624,7 @@ class CudaGraphs:
         vocabularies = self._vocabularies.numbers([WHOLE_VOCABULARY] * len(leases))
         assert vocabularies is not None, "the table always has the whole vocabulary"
         self._fill(size, rows, leases, spare, vocabularies)
+        # The captured forward and an ordinary one compute the logits of these rows.
         with restore_keys(rows.segments):
             try:
                 replay = self._capture(partial(self._forward, kind, inputs))
@@ -652,6 +668,7 @@ class CudaGraphs:
         leases, spare = self._reserve(rows.segments, size), self._spare_lease()
         assert leases is not None and spare is not None, "the size was captured"
         inputs = self._static_inputs(replace(size, hidden_layers=(depth,)))
+        # No logits are computed here, so the vocabularies do not matter.
         inputs.fill(rows, leases, spare, [0] * len(leases))
         self._decode(self._fused.first_layers(depth), kind, inputs)
         with written_hidden_states(rows.segments, depth, self._backbone) as states:
@@ -700,11 +717,11 @@ class CudaGraphs:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a new size is tried with: the caches of the step in which it first appeared."""
+    """What a new size is tried with, taken from the step in which it first appeared."""
 
-    caches: list[Cache]
-    position: int
-    ordinary: OrdinaryForward
+    caches: list[Cache]  # One for each request.
+    position: int  # The largest position of the step.
+    ordinary: OrdinaryForward  # What the captured forward is compared with.
 
     @classmethod
     def of(cls, rows: Rows, ordinary: OrdinaryForward) -> Probe:
@@ -712,9 +729,10 @@ class Probe:
         return cls([each.cache for each in rows.segments], max(rows.positions), ordinary)
 
     def rows(self, size: Size, embeddings: int, may_branch: bool) -> Rows:
-        """Returns as many rows as the size has for each request, whose ids all differ.
+        """Returns the rows of a forward that tries the size: as many for each request as the size
+        has. Their keys go to the end of the request's cache, or as near to it as they fit.
 
-        Where they may branch, they have a mask whose rows all differ.
+        All ids differ. Rows that may branch have a mask that is not the causal one.
         """
         block = torch.ones(size.rows, size.rows, dtype=torch.bool).tril_()
         # Row 2 does not see row 0, and the rows after it do not see row 1. So the mask is not the
@@ -724,15 +742,15 @@ class Probe:
         segments = []
         for number, cache in enumerate(self.caches):
             start = number * size.rows
-            # The cache may be longer by now than when this size was chosen.
+            # The cache may have more keys by now than when this size was chosen.
             at = min(cache.length, cache.capacity - size.rows, size.keys - size.rows)
             mask = block if may_branch else None
             segments.append(Segment(cache, start, start + size.rows, at, mask))
-        count = range(size.rows * len(segments))
+        row_numbers = range(size.rows * len(segments))
         # The factor is a prime, so the ids all differ unless the vocabulary is a multiple of it.
-        ids = [(7919 * (row + 1)) % embeddings for row in count]
-        positions = [self.position + 1 + row % size.rows for row in count]
-        return Rows(segments, ids, positions, [*count])
+        ids = [(7919 * (row + 1)) % embeddings for row in row_numbers]
+        positions = [self.position + 1 + row % size.rows for row in row_numbers]
+        return Rows(segments, ids, positions, [*row_numbers])
 
 
 def difference_share(some: Tensor, others: Tensor) -> float:
@@ -906,6 +924,7 @@ def _copy_logit_rows(
 def _logit_spans(rows: Rows, size: Size) -> list[tuple[int, int]]:
     """Returns, for each segment, the range of a captured forward's rows whose logits are needed."""
     spans = []
+    # These are the last of each segment's rows. A captured forward has rows after them that pad it.
     for number, segment in enumerate(rows.segments):
         count = sum(segment.start <= row < segment.stop for row in rows.logit_rows)
         end = number * size.rows + segment.stop - segment.start

@@ -1,11 +1,14 @@
-"""Checks before the first answer that a target's answers are those of its own ``generate()``.
+"""Checks before the first answer that a target's logits are those of its own ``generate()``.
 
-A model may do things that its modules do not tell us. So a target's logits over a few tokens are
-compared with those of its own ``generate()``: after a prompt, after one token, and after several
-tokens that were read in one forward, as drafted tokens are. If the logits differ, slower ways to
-run the target are tried: the model's own forward for the logits, and its own modules for the
-layers. If the logits differ in every way, the model is refused with a sentence that names the
-cause.
+A model may do things that its modules do not tell us: a hook may change its inputs, or its forward
+may scale the logits. So changes that a short comparison cannot show are looked for first, and such
+a model is refused. Then the target's logits over a few tokens are compared with those of its own
+``generate()``: after a prompt, after one token, and after several tokens that were read in one
+forward, as drafted tokens are. If the logits differ, slower ways to run the target are tried: the
+model's own forward for the logits, and its own modules for the layers. If the logits differ in
+every way, the model is refused with a sentence that names the cause.
+
+A model whose ``generate()`` fails on a prompt of text is not compared, which is logged.
 """
 
 from __future__ import annotations
@@ -52,9 +55,10 @@ UNROUNDED_TYPES = (torch.float32, torch.float64)
 
 @torch.no_grad()
 def check_against_generate(target: Backbone) -> None:
-    """Raises ModelError, naming the cause, unless the target's answers are ``generate()``'s.
+    """Raises ModelError, naming the cause, if the target's answers are not ``generate()``'s.
 
-    Takes a few forwards of a few tokens the first time, and after changes to modules.
+    It may make the target run in a slower way, in which they are. It computes a few forwards of a
+    few tokens, and only at the first call and after changes to the model's modules.
     """
     refuse_autocast(target.device)
     if target.is_checked_against_generate:
@@ -100,16 +104,19 @@ def _refuse_foreign_attention(target: Backbone) -> None:
 
 def _refuse_odd_layer_numbers(target: Backbone) -> None:
     """Refuses layers that are not numbered from 0 on, in order."""
+    # Several modules of a layer may have its number, so a number may come several times.
     numbers = [
         vars(module)["layer_idx"]
         for layer in target.text.layers[: target.layer_count]
         for module in layer.modules()
         if isinstance(vars(module).get("layer_idx"), int)
     ]
-    is_counted_from_0 = sorted({*numbers}) == list(range(len({*numbers})))
-    if numbers and (not is_counted_from_0 or numbers != sorted(numbers)):
+    distinct = sorted({*numbers})
+    is_counted_from_0 = distinct == list(range(len(distinct)))
+    is_in_order = numbers == sorted(numbers)
+    if not (is_counted_from_0 and is_in_order):
         raise ModelError(
-            f"the decoder's layers are numbered {sorted({*numbers})} (layer_idx), so its own cache "
+            f"the decoder's layers are numbered {distinct} (layer_idx), so its own cache "
             "would mix them up: number them from 0 on after removing or repeating one"
         )
 
@@ -152,9 +159,10 @@ def _decoding_modules(target: Backbone) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _compare_logits(target: Backbone) -> None:
-    """Compares the logits, and makes the target run by its own modules if that is needed.
+    """Compares the target's logits with ``generate``'s, and changes how it runs if that is needed.
 
-    Raises ModelError if they differ in any case, or if the model cannot be run token by token.
+    Raises ModelError if they differ in every way to run it, or if it cannot be run token by token.
+    Nothing is compared where ``generate`` itself fails or gives broken numbers.
     """
     ids, forced = _tokens(target)
     try:
@@ -168,7 +176,8 @@ def _compare_logits(target: Backbone) -> None:
             first_line(error),
         )
         return
-    if not bool(generated_logits.isfinite().any(-1).all()) or bool(generated_logits.isnan().any()):
+    every_row_has_numbers = bool(generated_logits.isfinite().any(-1).all())
+    if not every_row_has_numbers or bool(generated_logits.isnan().any()):
         return  # The model's numbers are broken, and the answer will report that.
     try:
         differ = _every_way_differs(target, ids, forced, generated_logits)
@@ -293,8 +302,9 @@ def _logits_differ(
 ) -> bool:
     """Returns whether our logits differ from ``generate``'s by more than rounding explains.
 
-    The first two are those after the prompt and after one token. The others are those of a chain
-    of tokens that is scored in one forward, as a draft is.
+    Both have a row of logits after the prompt, and one after each forced token but the last. Ours
+    come from three forwards: over the prompt, over the first token, and over a chain of the others,
+    as a draft is scored.
     """
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     session = Session(target, [Sampling()], room=STEPS, cuda_graphs=False)
@@ -323,6 +333,7 @@ def _agree(
     ``MAX_DEEP_FACTOR`` times the usual rounding there, if they point in nearly the same direction.
     """
     usual = MAX_ROUNDING_DIFFERENCE.get(dtype, MAX_ROUNDING_DIFFERENCE[torch.bfloat16])
+    # The largest difference in each row, as a share of the row's largest logit.
     share = (our_logits - generated_logits).abs().amax(1) / generated_logits.abs().amax(1)
     if dtype not in (torch.bfloat16, torch.float16):
         return share <= usual

@@ -1,10 +1,10 @@
-"""Rotates each row by its own text's length, for rotary rules that depend on the length.
+"""Computes rotary embeddings row by row, for rotary rules that depend on the text's length.
 
-Such rules are dynamic NTK and longrope. transformers takes the length from the largest position in
-a forward, remembers the largest length so far, and rotates every row of the forward by it. With
-rows of several requests, or with several drafted tokens, a row would be rotated by its neighbours'
-length. Here each row is rotated as in a text of its own that ends there, by a module that remembers
-nothing.
+Such rules are dynamic NTK and longrope, and ``backbone`` uses this module for them. transformers
+takes the length from the largest position in a forward, remembers the largest length so far, and
+rotates every row of the forward by it. With rows of several requests, or with several drafted
+tokens, a row would be rotated by its neighbours' length. Here each row is rotated as in a text of
+its own that ends there, by a module that remembers nothing.
 """
 
 from __future__ import annotations
@@ -61,14 +61,15 @@ def rotate_by_length(
     """
     lengths = lengths.expand(position_ids.shape[-1])
     parts: list[tuple[Tensor, Tensor]] = []
+    start = 0  # The first row of a run of rows whose texts are equally long.
     for length, count in zip(*_runs_of_equal_lengths(lengths), strict=True):
-        start = sum(part[0].shape[-2] for part in parts)
         positions = position_ids[..., start : start + count]
         end = positions.new_full((*positions.shape[:-1], 1), length - 1)
         # ``rotary`` itself would remember the largest length that it has seen.
         fresh_rotary = type(rotary)(rotary.config).to(x.device)
         cos, sin = fresh_rotary(x, torch.cat([positions, end], -1), **rotary_arguments)
         parts.append((cos[..., :-1, :], sin[..., :-1, :]))
+        start += count
     cosines, sines = zip(*parts, strict=True)
     return torch.cat(cosines, -2), torch.cat(sines, -2)
 

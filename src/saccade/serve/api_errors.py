@@ -1,4 +1,4 @@
-"""Error responses: a status and a sentence, in OpenAI's form."""
+"""Turns errors into the server's error responses: a status and a sentence, in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class ErrorObject(BaseModel):
 
     message: str
     type: str
-    param: str | None
-    code: int
+    param: str | None  # The field of the request to mend, if it is known.
+    code: int  # The HTTP status.
 
 
 class ErrorBody(BaseModel):
@@ -104,7 +104,8 @@ NOT_SUPPORTED = {
 }
 """Fields of other servers that are not supported here. The request schemas accept only values of
 them that change nothing, such as null."""
-FREE_FIELDS = {"metadata"}  # The client names their entries, perhaps like a field above.
+# Fields whose entries the client names as it likes, so that an entry may be called "store".
+FREE_FIELDS = {"metadata"}
 WHAT_TO_DO_INSTEAD = {
     "previous_response_id": "nothing is stored here, so send the earlier items again",
     "conversation": "nothing is stored here, so send the earlier items again",
@@ -113,8 +114,8 @@ WHAT_TO_DO_INSTEAD = {
     "function_call": "send tool_choice",
 }
 WRONG_TYPE_ERRORS = {"string_type", "list_type", "literal_error"}
-"""Pydantic's types of errors for a value of another type. Where a field is a union, its other
-members may take the value."""
+"""Pydantic's types of errors for a value of the wrong type. If a field may have several types,
+pydantic reports such an error for each type that does not fit, even where another one does."""
 ABSENT_OR_UNKNOWN = {"missing", "extra_forbidden"}
 """Pydantic's types of errors whose location ends in a field that the client did not send, or that
 no schema has."""
@@ -158,8 +159,8 @@ def _field_names(location: Sequence[int | str], body: Any, ends_in_name: bool) -
     "function-before[...]"), because it also names the members of unions that were tried: the user's
     message, and a string. This returns ("messages", "0", "content").
 
-    With ``ends_in_name`` the last name is a field that the body need not have. Without a body all
-    names are returned.
+    With ``ends_in_name`` the last step is returned even if the body has no such field. Without a
+    body all steps are returned. Each is cut to 40 characters.
     """
     if body is None:
         return tuple(str(step)[:40] for step in location)

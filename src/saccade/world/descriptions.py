@@ -1,8 +1,9 @@
-"""Descriptions of a scene: long ones, lists of events, and differences of two pictures.
+"""Writes the texts that the embedded models are trained to answer with about a drawn scene.
 
-All texts are determined by the pixels: each background texture has a wording of its own (one of
-four voices), and objects are described in reading order of their start cells. So a model that sees
-the video has little to guess. These are pure functions and know no model.
+There is a long description of a video or a picture, a short summary, a list of events, and the
+differences of two pictures. The pixels determine every word of them, so that a model that sees them
+has little to guess: each background texture has a wording of its own, called its voice, and objects
+are described in reading order of their start cells. These are pure functions and know no model.
 """
 
 from __future__ import annotations
@@ -30,30 +31,27 @@ NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
 @dataclass(frozen=True)
 class Voice:
-    """The wording of one texture: its words, and templates of its sentences.
+    """The wording of one texture: single words and phrases, then templates of whole sentences.
 
-    ``nothing`` is used if there is no event. ``later`` is used if objects appear later; it says how
-    many are there at the start. ``starts`` is for an object that is there from the start, ``comes``
-    for one that appears later, ``stands`` for an object in a picture, and ``final`` for what is
-    visible at the end.
+    The examples are those of the first voice in ``words.yaml``.
     """
 
-    noun: str
-    small: str
-    large: str
-    move: str
-    turn: str
-    vanish: str
-    appear: str
-    when: Sequence[str]  # By the index of the time in TIMES.
-    still: str
-    nothing: str
-    opening: str
-    later: str
-    starts: str
-    comes: str
-    stands: str
-    final: str
+    noun: str  # What an object is called: "shape".
+    small: str  # The word for the size "small".
+    large: str  # The word for the size "large".
+    move: str  # "moves"
+    turn: str  # "turns", before the new colour.
+    vanish: str  # "vanishes"
+    appear: str  # "appears"
+    when: Sequence[str]  # When an event happens, for each of TIMES: "halfway through".
+    still: str  # What an object does that does not move: "stays still".
+    nothing: str  # The sentence that there is no event.
+    opening: str  # "The {video} shows {things} on a {texture} background."
+    later: str  # How many objects are there at the start, where others appear later.
+    starts: str  # About an object that is there from the start.
+    comes: str  # About an object that appears later.
+    stands: str  # About an object in a picture.
+    final: str  # "At the end, we see {things}."
 
 
 WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text())
@@ -167,9 +165,10 @@ def _event_sentences(scene: Scene) -> list[str]:
 
 
 def _relation(scene: Scene, first_state: State, last_state: State, cells: tuple[Cell, Cell]) -> str:
-    """Returns the sentence that the first object is above or to the left of the last.
+    """Returns the sentence that the first object is above the last, or to the left of it in the
+    same row.
 
-    ``cells`` are the places of the two, the first of which comes earlier in reading order.
+    ``cells`` are the cells of the two, of which the first comes earlier in reading order.
     """
     word = "above" if cells[0][0] < cells[1][0] else "to the left of"
     first, last = (
@@ -282,6 +281,7 @@ def describe_diff(scene: Scene, seed: int) -> str:
         "There is one difference." if len(differences) == 1 else "There are two differences."
     ]
     for difference in differences:
+        # The template of this kind of difference takes what the object looks like and one new word.
         size, color, shape, where = difference.look
         look = f"{size} {color} {shape} in the {where}"
         sentences.append(

@@ -1,8 +1,10 @@
-"""The shapes world: seeded scenes of coloured shapes in motion.
+"""Makes the drawn scenes, of coloured shapes in motion, that the embedded models know.
 
-A `Scene` is a few objects on a textured background for one clip, whose time runs from 0 to 1.
+These models are trained on videos of such scenes, and the demo and tests ask about others. A
+`Scene` is a few objects on a textured background for one clip, whose time runs from 0 to 1.
 Everything here is a pure function of its arguments: a seed gives the same scene on every machine.
-This module knows numpy only. `drawing` makes a scene's pixels, `dialogues` the texts about it.
+This module knows numpy only. `drawing` makes a scene's pixels, and `descriptions` and `dialogues`
+the texts about it.
 
 Places are the cells of a 3 x 3 grid. The paths of two objects never share a cell, so that no object
 hides another.
@@ -37,8 +39,12 @@ LEAVE_TIME, ARRIVE_TIME = 0.1, 0.7
 LOOP_RADIUS = 0.2  # In cells.
 TIME_JITTER = 0.04  # Of events, as a fraction of the clip.
 
+LOOP_PROBABILITY = 0.3  # Of an object that does not travel to another cell.
+TRAVEL_PROBABILITY = 0.65  # Of an object that may travel and finds a free path.
+
 Kind = Literal["recolour", "vanish", "appear"]
 KINDS: tuple[Kind, ...] = ("recolour", "vanish", "appear")
+KIND_WEIGHTS = (0.4, 0.3, 0.3)  # Of KINDS.
 Cell = tuple[int, int]
 
 
@@ -147,6 +153,7 @@ def scene(seed: int, *, max_objects: int = 6) -> Scene:
     Objects that appear or vanish do not travel, so one cell says where they are.
     """
     rng = _generator(0, seed)
+    # How many objects there are, where, and what they look like.
     texture = int(rng.integers(len(TEXTURES)))
     count = 1 + _draw_index(rng, COUNT_WEIGHTS[:max_objects])
     cells: list[Cell] = [(int(c) // 3, int(c) % 3) for c in sorted(rng.permutation(9)[:count])]
@@ -162,7 +169,7 @@ def scene(seed: int, *, max_objects: int = 6) -> Scene:
     events: list[Event] = []
     appearing = 0
     for index, time_index in zip(event_objects, time_indices, strict=True):
-        kind = KINDS[_draw_index(rng, (0.4, 0.3, 0.3))]
+        kind = KINDS[_draw_index(rng, KIND_WEIGHTS)]
         if kind == "appear" and appearing == count - 1:
             kind = "recolour"  # At least one object is there from the start.
         appearing += kind == "appear"
@@ -175,13 +182,14 @@ def scene(seed: int, *, max_objects: int = 6) -> Scene:
         time = TIMES[time_index] + TIME_JITTER * (2 * rng.random() - 1)
         events.append(Event(kind, index, round(float(time), 4), color))
 
+    # How each object moves. Travelling objects leave all cells of their paths to themselves.
     immobile = {e.index for e in events if e.kind != "recolour"}
     occupied = set(cells)
     objects: list[Object] = []
     for index in range(count):
         start = end = cells[index]
-        motion = "loop" if rng.random() < 0.3 else "still"
-        if index not in immobile and rng.random() < 0.65:
+        motion = "loop" if rng.random() < LOOP_PROBABILITY else "still"
+        if index not in immobile and rng.random() < TRAVEL_PROBABILITY:
             # The first direction in which the object can go, in random order: MOTIONS[1:5].
             for direction in (MOTIONS[1 + int(d)] for d in rng.permutation(4)):
                 paths = [_path(start, direction, distance) for distance in (1, 2)]
@@ -270,7 +278,10 @@ def _with_object(base: Scene, thing: Object) -> Scene:
 
 def edit_with_changes(scene: Scene, seed: int) -> tuple[Scene, tuple[Change, ...]]:
     """Returns a scene whose picture at time 0.5 differs from that of `scene` in one or two things,
-    and the list of these differences, in reading order of their places."""
+    and the list of these differences, in reading order of their places.
+
+    `seed` determines which things change, and how.
+    """
     rng = _generator(1, scene.seed, seed)
 
     def pick(options: list[Any]) -> Any:

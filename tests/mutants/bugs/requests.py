@@ -408,7 +408,7 @@ BUGS = (
     PlantedBug(
         "a busy machine keeps all threads",
         "core/free_cores.py",
-        find="threads_beside(self._others, most, self._cores)",
+        find="threads_beside(self._cores_of_others, most, self._cores)",
         plant="most",
         tests=(
             "core/test_free_cores.py::test_others_are_noticed_within_an_answer_and_forgotten_after",

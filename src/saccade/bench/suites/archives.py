@@ -1,6 +1,7 @@
 """Reads media from zip and tar archives, which may be cut into parts.
 
-Only requested members are unpacked, each into a given folder under the last part of its name, so no
+Benchmarks publish their videos as such archives, and ``media_index`` finds the videos inside. Only
+requested members are unpacked, each into a given folder under the last part of its name, so no
 archive can write anywhere else.
 """
 
@@ -41,6 +42,7 @@ class _JoinedParts(io.RawIOBase):
     def __init__(self, files: Sequence[Path], stack: ExitStack) -> None:
         super().__init__()
         self.files = [stack.enter_context(path.open("rb")) for path in files]
+        # The byte at which each part starts in the whole file, and then the whole file's size.
         self.starts = [0]
         for path in files:
             self.starts.append(self.starts[-1] + path.stat().st_size)
@@ -75,8 +77,8 @@ class _JoinedParts(io.RawIOBase):
 class Archive:
     """A zip or tar, whole or in parts. Links, folders and unsafe names are not members."""
 
-    name: str
-    files: tuple[Path, ...]
+    name: str  # Without the ending of a part: "videos.tar" for "videos.tar.aa".
+    files: tuple[Path, ...]  # The archive's file, or its parts in order.
 
     @cached_property
     def listing(self) -> tuple[Mapping[str, int], str]:
@@ -107,13 +109,14 @@ class Archive:
             return not any(file.read())
 
     def extract(self, names: Sequence[str], folder: Path) -> Path:
-        """Unpacks members into a folder, which appears complete or not at all.
+        """Unpacks the named members into a folder, which appears complete or not at all.
 
-        Raises `VideoInputError` where they cannot be read.
+        If the folder exists, it has been unpacked before. Raises `VideoInputError` where a member
+        cannot be read.
         """
         if folder.is_dir():
             return folder
-        remaining, listing = set(names), self.listing[0]
+        remaining, listed_sizes = set(names), self.listing[0]
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".part-") as scratch:
@@ -121,14 +124,15 @@ class Archive:
                 target.mkdir()
                 with self._open() as archive:
                     for name, size, handle in archive:
-                        if name in remaining and listing.get(name) == size:
+                        # Two members may have one name. The one of the listed size is taken.
+                        if name in remaining and listed_sizes.get(name) == size:
                             with handle() as source, (target / file_name(name)).open("wb") as out:
                                 _copy_exactly(source, out, size)
                             remaining.discard(name)
                             if not remaining:
                                 break
                 if remaining:
-                    raise EOFError  # It is reported below: the archive is cut short.
+                    raise EOFError  # It becomes the error "it is cut short" below.
                 if not folder.is_dir():
                     target.rename(folder)
         except _READ_ERRORS as error:
@@ -184,8 +188,8 @@ def find_archives(paths: Sequence[Path]) -> tuple[Archive, ...]:
     return tuple(archives)
 
 
-# Suffixes of compressed archives, as in "videos.tar.gz". The names of parts look alike, as in
-# "videos.tar.aa".
+# The "gz" of "videos.tar.gz" looks like the name of a part, such as the "aa" of "videos.tar.aa". An
+# archive with one of these endings is whole.
 COMPRESSIONS = ("gz", "xz", "zst", "lz")
 
 
@@ -198,10 +202,11 @@ def _split_part(name: str) -> tuple[str, str]:
 
 
 def _missing_part(names: Sequence[str]) -> str:
-    """Returns the first missing part, or "" if none is missing.
+    """Returns the first missing part, or "" if none is missing, as in a whole archive.
 
-    ``names`` are the parts of one archive in order, such as "v.zip.001" and "v.zip.003". Whether
-    parts after the last one are missing cannot be known.
+    ``names`` are the parts of one archive in order. For "v.zip.001" and "v.zip.003" this returns
+    "part 002", and for "v.zip.aa" and "v.zip.ac" it returns "part ab". Whether parts after the last
+    one are missing cannot be known.
     """
     parts = [_split_part(name)[1].lower() for name in names]
     width, last = len(parts[0]), parts[-1]
@@ -210,15 +215,18 @@ def _missing_part(names: Sequence[str]) -> str:
         first = min(1, int(parts[0]))  # Parts are numbered from 1, or in some archives from 0.
         expected = (f"{number:0{width}d}" for number in range(first, int(last)))
     else:
-        expected = takewhile(last.__ne__, map("".join, product(ascii_lowercase, repeat=width)))
+        all_parts = map("".join, product(ascii_lowercase, repeat=width))  # aa, ab, ac, ...
+        expected = takewhile(last.__ne__, all_parts)
     return next((f"part {each}" for each in expected if each not in parts), "")
 
 
 def is_safe_name(name: str) -> bool:
     """Returns whether a relative name stays below the folder that it is put into."""
     path = PurePosixPath(name)
-    bad = path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name
-    return bool(path.parts) and not bad and not re.match("[A-Za-z]:", name)
+    leaves_folder = path.is_absolute() or ".." in path.parts
+    has_bad_character = "\\" in name or "\0" in name
+    has_drive = re.match("[A-Za-z]:", name) is not None  # As on Windows.
+    return bool(path.parts) and not (leaves_folder or has_bad_character or has_drive)
 
 
 def file_name(name: str) -> str:

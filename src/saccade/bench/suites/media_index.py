@@ -1,4 +1,8 @@
-"""Finds a benchmark's media by name among files, folders of frames and members of archives."""
+"""Finds a benchmark's media by name among files, folders of frames and members of archives.
+
+The questions of a benchmark name their videos and images, and users keep these media in folders of
+their own, unpacked or not. An index lists all media below such folders once.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +28,24 @@ SKIPPED_FOLDERS = frozenset({".cache", ".git", ".locks", "blobs", "refs", "__MAC
 class MediaPlace:
     """Where a medium is: a file, a folder of frames, or members of an archive.
 
-    ``parts`` are its folders below a root and its name without extension, as they are spelt.
-    ``root`` is the position of that root in ``MediaIndex.roots``. ``members`` are the names in the
-    archive: of a video's or an image's file, or of all images of a folder of frames.
+    Either ``path`` or ``archive`` is set.
     """
 
+    # The folders below one of the index's roots, then the name without extension, as they are
+    # spelt: ("videos", "Clip1") for ROOT/videos/Clip1.mp4.
     parts: tuple[str, ...]
-    suffix: str  # Empty for a folder of frames.
-    path: Path | None = None
+    suffix: str  # The extension with its dot; empty for a folder of frames.
+    path: Path | None = None  # The file, or the folder of frames.
     archive: Archive | None = None
+    # Names in the archive: of the file, or of all images of a folder of frames.
     members: tuple[str, ...] = ()
-    root: int = 0
+    root: int = 0  # The position of the root in ``MediaIndex.roots``.
 
     def local(self) -> Path:
-        """Returns a path to read, and unpacks an archive's member. Raises `VideoInputError`."""
+        """Returns the path of the file or folder, after unpacking it if it is in an archive.
+
+        Raises `VideoInputError`.
+        """
         if self.path is not None or self.archive is None:
             return self.path or Path()
         name = hashlib.sha256("/".join(self.parts).encode()).hexdigest()[:16] + self.suffix.lower()
@@ -47,16 +55,13 @@ class MediaPlace:
 
 @dataclass(frozen=True)
 class MediaIndex:
-    """The media below some folders, by name. Extensions are ignored.
-
-    With ``ignores_case`` the case of names is ignored too.
-    """
+    """The media below some folders, by name. Extensions only decide between equal names."""
 
     roots: tuple[Path, ...]
-    suffixes: tuple[str, ...]
+    suffixes: tuple[str, ...]  # The extensions of media, in lower case, the likeliest first.
     frames: bool = False  # Whether a folder of images is a video.
-    # Whether to ignore the case of names. It is False for ids of web videos, which may differ in
-    # nothing else.
+    # Whether "Clip" also finds "clip". It is False where names are ids of web videos, because two
+    # of those may differ in case alone.
     ignores_case: bool = True
 
     @cached_property
@@ -83,18 +88,20 @@ class MediaIndex:
     @property
     def is_empty(self) -> bool:
         """Whether there is neither a medium nor an archive."""
-        kinds = (*self.suffixes, *(IMAGE_SUFFIXES if self.frames else ()))
-        return not self.archives and not any(p.suffix.lower() in kinds for p in self._files)
+        suffixes = (*self.suffixes, *(IMAGE_SUFFIXES if self.frames else ()))
+        return not self.archives and not any(p.suffix.lower() in suffixes for p in self._files)
 
     @cached_property
     def _places(self) -> Mapping[str, Sequence[MediaPlace]]:
         """Places by the name without extension, in lower case."""
-        # A folder of frames is added once for each of its images, so equal places count once.
+        # A folder of frames is found once for each of its images. So the places of a name are kept
+        # under a key, and only the first place of a key is kept.
         by_name: dict[str, dict[tuple[Any, ...], MediaPlace]] = {}
 
         def add(place: MediaPlace) -> None:
             same_name = by_name.setdefault(place.parts[-1].lower(), {})
-            same_name.setdefault((place.path or place.archive, place.parts, place.suffix), place)
+            key = place.path or place.archive, place.parts, place.suffix
+            same_name.setdefault(key, place)
 
         for path, (root, parts) in self._files.items():
             stem, suffix = os.path.splitext(parts[-1])
@@ -103,12 +110,14 @@ class MediaIndex:
             elif self.frames and suffix.lower() in IMAGE_SUFFIXES and len(parts) > 1:
                 add(MediaPlace(parts[:-1], "", path.parent, root=root))
         for archive in self.archives:
+            # Members are indexed as if the archive had been unpacked into a folder of its name:
+            # "clip.mp4" in ROOT/videos.zip has the parts ("videos", "clip"). Some archives contain
+            # a folder of their own name, which is then there twice.
             root, (*above, _) = self._files[archive.files[0]]
-            # Members are indexed as if the archive had been unpacked into a folder of its name.
-            # Some archives contain a folder of that name too.
             above.append(archive.name.split(".")[0])
-            pictures: dict[tuple[str, ...], list[str]] = {}
-            for member in archive.listing[0]:
+            pictures: dict[tuple[str, ...], list[str]] = {}  # The images of each folder of frames.
+            member_names, _ = archive.listing
+            for member in member_names:
                 inner = PurePosixPath(member).parts
                 stem, suffix = os.path.splitext(inner[-1])
                 if inner[0] in SKIPPED_FOLDERS:
@@ -125,9 +134,10 @@ class MediaIndex:
     def find(self, name: str, folders: Sequence[str] = ("",)) -> MediaPlace:
         """Returns the medium of this name in the first of these folders that has it.
 
-        A folder is compared with the end of a medium's path above the name, so "" fits anywhere.
-        The name may begin with folders too. Raises `LayoutError` where there is no medium, or more
-        than one that fits equally well.
+        A medium is in a folder if its path ends in the folder and the name. So the folder "b" has
+        ROOT/a/b/NAME, and the folder "" has every medium of the name. The name may begin with
+        folders too. Raises `LayoutError` where there is no medium, or more than one that fits
+        equally well.
         """
         parts = PurePosixPath(name).parts if is_safe_name(name) else ()
         if not parts:
@@ -159,17 +169,16 @@ class MediaIndex:
     def _rank(self, place: MediaPlace, stem: str, suffix: str) -> tuple[Any, ...]:
         """Returns a sort key, which is smallest for the best place.
 
-        It prefers the exact spelling of the name, then the exact suffix, then the likeliest suffix,
-        then one in lower case, then a file that needs no unpacking, then an earlier root, and then
-        fewer folders.
+        Each item prefers what its comment names. The first item in which two places differ decides,
+        and False comes before True.
         """
-        kinds = ("", *self.suffixes)
+        suffixes = ("", *self.suffixes)  # A folder of frames has no suffix.
         return (
-            place.parts[-1] != stem,
-            place.suffix != suffix,
-            kinds.index(place.suffix.lower()),
-            place.suffix.isupper(),
-            place.path is None,
-            place.root,
-            len(place.parts),
+            place.parts[-1] != stem,  # the exact spelling of the name
+            place.suffix != suffix,  # the exact suffix
+            suffixes.index(place.suffix.lower()),  # a folder of frames, or the likeliest suffix
+            place.suffix.isupper(),  # a suffix in lower case
+            place.path is None,  # a file that needs no unpacking
+            place.root,  # an earlier root
+            len(place.parts),  # fewer folders
         )

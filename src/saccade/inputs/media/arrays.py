@@ -1,4 +1,7 @@
-"""Makes clips from pixels that are in memory already: Pillow's images and arrays."""
+"""Makes clips from pixels that are in memory already: Pillow's images and arrays.
+
+A clip is the frames that a model gets, with their timestamps.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,11 +20,12 @@ MAX_BYTE = 255
 
 
 class FrameArray:
-    """Frames in memory, at a steady rate."""
+    """A ``FrameSource``, from which ``frame_sampling`` takes frames: an array at a steady rate."""
 
     def __init__(self, frames: Frames, fps: float | int | None) -> None:
         self.frames, self.label = frames, "the frames"
-        self.tick = 1e-6  # In seconds. The times are computed, so they are at least this exact.
+        # The seconds to which times are rounded. These are computed, so they are at least as exact.
+        self.tick = 1e-6
         self.rate = float(fps or DEFAULT_SEQUENCE_FPS)
         self.times = np.arange(len(frames)) / self.rate
         self.duration = len(frames) / self.rate
@@ -67,6 +71,7 @@ def rgb_frames(array: np.ndarray, channels_first: bool = False) -> Frames:
     floats from 0 to 1. Raises VideoInputError for another array.
     """
     pixels = _bytes(array)
+    # A grey picture gets an axis of one channel, and a picture becomes a video of one frame.
     if pixels.ndim == 2:
         pixels, channels_first = pixels[..., None], False
     if pixels.ndim == 3:
@@ -80,7 +85,8 @@ def rgb_frames(array: np.ndarray, channels_first: bool = False) -> Frames:
     may_be_last = pixels.shape[3] in CHANNELS
     if not (may_be_first or may_be_last):
         raise bad_option(f"an array of {list(array.shape)} has no axis of 1, 3 or 4 channels")
-    if may_be_first and (channels_first or not may_be_last):
+    are_first = may_be_first and (channels_first or not may_be_last)
+    if are_first:
         pixels = np.moveaxis(pixels, 1, 3)
     if pixels.shape[3] == 4:
         # Transparent pixels are shown on white, as those of an image file are.

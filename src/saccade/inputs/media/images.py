@@ -1,7 +1,8 @@
 """Reads images, animations, and lists or folders of images with Pillow.
 
-Only listed formats are decoded, and only after the declared size was checked. Videos are read by
-other modules.
+Only listed formats are decoded, and only after the declared size was checked. What has several
+frames becomes a ``FrameSource``, of which ``frame_sampling`` takes the wanted frames: it knows when
+each frame appears, and ``fetch`` decodes frames by number. Videos are read by other modules.
 """
 
 import contextlib
@@ -68,7 +69,8 @@ class Animation:
 
     def __init__(self, file: File, limits: Limits) -> None:
         self.file, self.limits, self.label = file, limits, file.label
-        self.tick = 1e-3  # In seconds. Pillow gives durations in milliseconds.
+        # The seconds to which times are rounded: Pillow gives durations in milliseconds.
+        self.tick = 1e-3
         self.warnings: list[str] = []
         seconds: list[float] = []
         with _open_image(file, limits) as image:
@@ -118,7 +120,8 @@ class ImageSequence:
         self, label: str, pictures: Sequence[Path | bytes], fps: float | int | None, limits: Limits
     ) -> None:
         self.label, self.pictures, self.limits = label, pictures, limits
-        self.tick = 1e-6  # In seconds. The times are computed, so they are at least this exact.
+        # The seconds to which times are rounded. These are computed, so they are at least as exact.
+        self.tick = 1e-6
         self.rate = float(fps or DEFAULT_SEQUENCE_FPS)
         self.warnings: list[str] = []
         with open_media(pictures[0], limits) as file, _open_image(file, limits) as image:
@@ -169,9 +172,10 @@ def _formats() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _open_image(file: File, limits: Limits) -> Iterator[Any]:
-    """Yields an image whose size is allowed, and of which only the header has been read."""
+    """Opens an image without decoding it, and checks its declared size."""
     with contextlib.ExitStack() as stack:
         with translate_errors(file), _warnings_lock, python_warnings.catch_warnings():
+            # Pillow only warns of an image with very many pixels. It is refused here.
             python_warnings.simplefilter("error", PILImage.DecompressionBombWarning)
             encoded = strip_long_texts(file.handle)  # Pillow would refuse a PNG for these texts.
             try:

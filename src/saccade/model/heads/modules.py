@@ -65,12 +65,16 @@ class HeadModule(nn.Module, ABC):
 
 
 class MtpHead(HeadModule):
-    """The head of a target's own checkpoint, around a decoder layer of the target's family.
+    """The head of a target's own checkpoint (MTP), around a decoder layer of the target's family.
 
-    ``fc`` reads the embedding and the hidden state, both normed. ``next_step_reads_normed`` and
-    ``zeroes_first_embedding`` are those of ``layouts.MtpLayout``. Sources: DeepSeek-V3
-    (arXiv:2412.19437, section 2.2), and vLLM's ``qwen3_5_mtp``, ``qwen3_next_mtp`` and
-    ``glm4_moe_mtp`` for which hidden state is read and what the next step reads.
+    ``fc`` reads the embedding and the hidden state, both normed. Families differ in two things.
+    With ``next_step_reads_normed`` the head's next step reads the output of the last norm, else
+    that norm's input. With ``zeroes_first_embedding`` the embedding in the row at position 0 is
+    zero.
+
+    Sources: DeepSeek-V3 (arXiv:2412.19437, section 2.2), and vLLM's ``qwen3_5_mtp``,
+    ``qwen3_next_mtp`` and ``glm4_moe_mtp`` for which hidden state is read and what the next step
+    reads.
     """
 
     hidden_layers = (AFTER_NORM,)
@@ -111,6 +115,7 @@ class MtpHead(HeadModule):
             attention_mask=None,
             **attention,
         )
+        # Some families' layers return a tensor [1, row, dim], others a tuple that begins with it.
         out = out[0] if isinstance(out, Tensor) else out[0][0]
         return self.norm(out) if self._next_step_reads_normed else out
 
@@ -119,13 +124,19 @@ class MtpHead(HeadModule):
 
 
 class Eagle3Layer(nn.Module):
-    """EAGLE-3's layer: its attention reads the embedding and the hidden state side by side."""
+    """EAGLE-3's layer: its attention reads the embedding and the hidden state side by side.
+
+    With ``has_qk_norm`` the attention norms queries and keys, as Qwen3's does. With
+    ``norm_before_residual`` the normed hidden state is what the layer adds to, else the hidden
+    state itself.
+    """
 
     def __init__(self, config: LlamaConfig, has_qk_norm: bool, norm_before_residual: bool) -> None:
         super().__init__()
         dim, eps = config.hidden_size, config.rms_norm_eps
         kind: Any = modeling_qwen3.Qwen3Attention if has_qk_norm else modeling_llama.LlamaAttention
         attention = kind(config, 0)
+        # The projections read both side by side, so they have twice as many inputs.
         for name in ("q_proj", "k_proj", "v_proj"):
             old = attention._modules[name]
             wide = nn.Linear(2 * dim, old.out_features, bias=old.bias is not None)

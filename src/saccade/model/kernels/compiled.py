@@ -1,6 +1,10 @@
 """Attention and matrix products on a CPU in C (``kernels.c``), compiled once for this processor.
 
-Attention is in fp32. Products are in fp32, in bf16, and with weights of few bits.
+Attention is in fp32. Products of rows with a weight are in fp32, in bf16, and with weights of few
+bits. A weight may be gated: the first half of its outputs are gates of the second half, as those of
+an MLP's gate and up projection that are stored as one weight. Its product is then silu(first half)
+times the second half. :func:`attend` can also add up attention mass, which tells a view how much
+attention a prompt's tokens get.
 
 Torch's own kernels come from libraries that are made for large matrices, and on some processors
 they use half of the available instructions. Torch's kernels are still used where no C compiler is
@@ -43,7 +47,9 @@ FLAGS = (
 ATTENTION_ARGUMENTS = struct.Struct("8P18nd")  # The layout of `attention_call` in kernels.c.
 PRODUCT_ARGUMENTS = struct.Struct("4P6n")  # The layout of `product` in kernels.c.
 CODED_ARGUMENTS = struct.Struct("4P8n")  # The layout of `coded_product` in kernels.c.
-OUTPUTS_PER_UNIT = 32  # Outputs that one task computes; a panel of rounded weights has as many.
+# A thread computes so many outputs of a weight in bf16 or of few bits at a time: two tiles. A panel
+# of weights of few bits has as many.
+OUTPUTS_PER_UNIT = 32
 CODE_BLOCK = 32  # Inputs of a rounded weight that share a scale.
 TILE_ROWS = 16  # Outputs of a tile of weights.
 TILE_INPUTS = 32  # Inputs of a tile of weights in bf16.
@@ -97,12 +103,14 @@ def attend(
 ) -> Float[Tensor, "head new head_dim"]:
     """Returns softmax(scale q k^T + bias) v. Only for sizes that :func:`supports_head_dim` allows.
 
-    ``bias`` is added to the logits of the last keys, the same for each head; it may have more rows
-    than are read. If there is no bias, row i sees every key up to itself, or as many of the first
-    keys as ``mass_output.visible_keys`` has for it. The attention mass of the last
-    ``mass_output.rows`` rows is added to the tensor of ``mass_output``. If those are all rows,
-    ``v`` may be None; then the returned numbers mean nothing. Raises MemoryError where there is no
-    memory for the mass.
+    ``bias`` is added to the logits of the last keys, the same for each head. It has a row for each
+    row of ``q``; further rows are not read. With a bias a row sees all keys, and without one every
+    key up to itself. ``mass_output.visible_keys``, if given, instead says how many of the first
+    keys each row sees.
+
+    The attention mass of the last ``mass_output.rows`` rows is added to the tensor of
+    ``mass_output``. If those are all rows, ``v`` may be None; then the returned numbers mean
+    nothing. Raises MemoryError where there is no memory for the mass.
     """
     (heads, rows, width), (kv_heads, key_count, _) = q.shape, k.shape
     assert v is not None or mass_output.rows == rows
@@ -133,23 +141,24 @@ def attend(
 class Panels(NamedTuple):
     """A weight in the layout that :func:`multiply` reads.
 
-    A panel holds the weights of a few outputs. For each input, those weights are side by side. With
-    ``gated``, half of a panel's outputs are gates.
+    A panel holds the weights of a few outputs. For each input, those weights are side by side. A
+    panel of a gated weight has as many gates as outputs that they gate.
     """
 
     numbers: Float[Tensor, "panels into few"]
-    out: int
+    out: int  # How many results a row has; for a gated weight, half of its outputs.
     gated: bool = False
 
     @classmethod
     def of(cls, weight: Float[Tensor, "out into"]) -> Panels:
+        """Returns the panels of a weight that is not gated."""
         panel_outputs = _library().outputs_of_a_panel()
         return cls(_in_panels(weight, panel_outputs).transpose(1, 2).contiguous(), len(weight))
 
     @classmethod
     def of_gated(cls, weight: Float[Tensor, "twice into"]) -> Panels:
-        """Returns panels with outputs of both halves of a weight, whose first half are gates of the
-        second."""
+        """Returns the panels of a gated weight. Each has a few of the gates, then the outputs that
+        they gate."""
         panel_outputs = _library().outputs_of_a_panel() // 2
         both = torch.cat([_in_panels(half, panel_outputs) for half in weight.chunk(2)], 1)
         return cls(both.transpose(1, 2).contiguous(), len(weight) // 2, gated=True)
@@ -160,7 +169,8 @@ def _in_panels(
 ) -> Float[Tensor, "panels panel_outputs into"]:
     """Returns a weight cut into panels of so many outputs, the last one padded with zeros."""
     out, into = weight.shape
-    padded = weight.new_zeros(-(-out // panel_outputs) * panel_outputs, into)
+    panels = -(-out // panel_outputs)  # Rounded up.
+    padded = weight.new_zeros(panels * panel_outputs, into)
     padded[:out] = weight
     return padded.view(-1, panel_outputs, into)
 
@@ -168,10 +178,10 @@ def _in_panels(
 def multiply(
     x: Float[Tensor, "rows into"], panels: Panels, base: Float[Tensor, "*rows out"] | None = None
 ) -> Float[Tensor, "rows out"]:
-    """Returns base + x W^T, or silu(gate) times the other half for a gated weight.
+    """Returns x W^T + base in fp32; for a gated weight, silu(first half) times the second half.
 
-    ``base`` is a bias [out], or rows to add to; a gated weight has none. This works only where
-    :func:`is_available`.
+    ``base`` is a bias [out] or one row for each of ``x``. A gated weight has none. This works only
+    where :func:`is_available`.
     """
     x, (rows, into), out = x.contiguous(), x.shape, panels.out
     base_address = base_stride = 0
@@ -219,7 +229,7 @@ def multiply_bf16(
     base: Float[Tensor, "*rows out"] | None = None,
     gated: bool = False,
 ) -> Float[Tensor, "rows out"]:
-    """Returns base + x W^T in bf16, or silu(gate) times the other half for a gated weight.
+    """Returns what :func:`multiply` returns, in bf16 and by these instructions.
 
     The weight is read in place, without a copy in another layout. Sums are in fp32, in an order
     that does not depend on the number of rows. This works only for weights that
@@ -253,10 +263,12 @@ def multiply_coded(
     bits: int,
     gated: bool = False,
 ) -> Float[Tensor, "rows out"]:
-    """Returns approximately base + x W^T for rounded weights, or silu(gate) times the other half.
+    """Returns what :func:`multiply` returns, approximately, for a weight of few bits.
 
-    The rows are rounded to bytes. ``panels`` are ``few_bits.CodedPanels.numbers``. Rows and results
-    are in fp32 or bf16. This works only where :func:`supports_int8_products`. Raises MemoryError.
+    The rows of ``x`` are rounded to bytes. ``panels`` has the weight's codes of ``bits`` bits and
+    their scales, laid out by ``few_bits.CodedPanels``. ``out`` is how many results a row has. Rows
+    and results are in fp32 or bf16. This works only where :func:`supports_int8_products`. Raises
+    MemoryError.
     """
     x, (rows, into) = x.contiguous(), x.shape
     base_address = base_stride = 0
@@ -299,10 +311,11 @@ def _is_bf16_correct(unit: Bf16Unit) -> bool:
     None of these numbers is a multiple of ``TILE_ROWS``, so tiles that are not full are tried as
     well.
     """
-    numbers = torch.linspace(-9.0, 9.0, 40 * 64 + 37 * 64).sin().bfloat16()
-    weight, x = numbers[: 40 * 64].view(40, 64), numbers[40 * 64 :].view(37, 64)
+    into, out, most_rows = 64, 40, 37
+    numbers = torch.linspace(-9.0, 9.0, (out + most_rows) * into).sin().bfloat16().view(-1, into)
+    weight, x = numbers[:out], numbers[out:]
     exact = x.float() @ weight.float().t()
-    products = [multiply_bf16(unit, x[:rows], weight).float() for rows in (1, 37)]
+    products = [multiply_bf16(unit, x[:rows], weight).float() for rows in (1, most_rows)]
     return all(
         torch.allclose(each, exact[: len(each)], rtol=BF16_TOLERANCE, atol=BF16_TOLERANCE)
         for each in products
@@ -322,10 +335,15 @@ def is_available() -> bool:
     except (OSError, subprocess.SubprocessError) as error:
         log.info("torch's own kernels are used, because ours could not be compiled: %s", error)
         return False
-    q, k, v = torch.linspace(-9.0, 9.0, 3 * 4 * 9 * 16).sin().view(3, 4, 9, 16)
+    # Nine rows of four heads attend to keys of two heads. For the product, the keys of four heads
+    # are the rows, and the values are the weight.
+    heads, rows, head_dim = 4, 9, 16
+    numbers = torch.linspace(-9.0, 9.0, 3 * heads * rows * head_dim).sin()
+    q, k, v = numbers.view(3, heads, rows, head_dim)
     exact = scaled_dot_product_attention(q, k[:2], v[:2], is_causal=True, enable_gqa=True)
     x, weight = k.flatten(0, 1), v.flatten(0, 1)
-    correct = torch.allclose(attend(q, k[:2], v[:2], None, 0.25), exact, atol=TOLERANCE)
+    attended = attend(q, k[:2], v[:2], None, head_dim**-0.5)
+    correct = torch.allclose(attended, exact, atol=TOLERANCE)
     correct &= torch.allclose(multiply(x, Panels.of(weight)), x @ weight.t(), atol=TOLERANCE)
     if not correct:
         log.warning("the compiled kernels are wrong on this processor, so they are not used")
@@ -368,8 +386,9 @@ def version() -> str:
     """Returns a digest of what these kernels are compiled from, by which compiler, and for which
     processor.
 
-    Stored timings belong to one version, so a new one is timed anew. A process that finds no
-    compiler has the version that was compiled last, because it can use that library.
+    It is part of the library's file name and of the keys of stored timings, so that neither is used
+    after a change. A process that finds no compiler uses the library that was compiled last for
+    these sources, and has that library's version.
     """
     sources = _digest(SOURCE.read_bytes(), _compiler(), FLAGS, instructions())
     compiler_files = _compiler_files()

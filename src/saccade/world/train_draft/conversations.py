@@ -1,10 +1,11 @@
-"""Training conversations in LLaVA's format: a JSON list, or a file with one entry a line.
+"""Reads a user's conversations, in LLaVA's format, as batches to train a draft on.
 
-An entry is ``{"id", "image" or "video", "conversations": [{"from": "human" or "gpt", "value"},
-...]}``. ``<image>`` and ``<video>`` in a human's text mark where its media stand; without a mark
-they come first. Every answer of a conversation is learnt. With the same conversations and settings,
-a batch depends only on the run's seed, the number of the training phase and the batch's index, as
-it does for the drawn scenes of ``samples``.
+The file is a JSON list, or has one entry a line (.jsonl). An entry is ``{"id", "image" or "video",
+"conversations": [{"from": "human" or "gpt", "value"}, ...]}``. ``<image>`` and ``<video>`` in a
+human's text mark where its media stand; without a mark they come first. Every answer of a
+conversation is learnt. With the same conversations and settings, a batch depends only on the run's
+seed, the number of the training phase and the batch's index, as it does for the drawn scenes of
+``samples``.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ FRAMES_PER_VIDEO = 32  # As in LLaVA-OneVision.
 class LlavaConversation:
     """A conversation: turns as chat templates take them, ending in an answer, and media files."""
 
-    id: str
+    id: str  # "" where the entry has none.
     turns: tuple[Mapping[str, Any], ...]
-    images: tuple[Path, ...] = ()
-    videos: tuple[Path, ...] = ()
+    images: tuple[Path, ...] = ()  # In the order in which the turns mention them.
+    videos: tuple[Path, ...] = ()  # The same.
 
 
 def read_conversations(data: str, folder: str | None = None) -> tuple[LlavaConversation, ...]:
@@ -126,8 +127,10 @@ def _text_part(text: str) -> dict[str, str] | None:
 
 
 def _media_files(value: Any, root: Path) -> tuple[Path, ...]:
+    """Returns the paths of an entry's "image" or "video": one name, a list of names, or nothing."""
     names = [value] if isinstance(value, str) else value or []
-    for path in (paths := tuple(root / name for name in names)):
+    paths = tuple(root / name for name in names)
+    for path in paths:
         if not path.exists():
             raise ValueError(f"there is no {path}")
     return paths
@@ -138,6 +141,8 @@ class Conversations(Dataset[dict[str, Tensor]]):
 
     A conversation that is too long for the draft loses its last turns. One whose first question
     alone is too long is replaced by the next one that fits, which comes again at its own place.
+    There are ``count`` batches of ``batch`` conversations each. Of the visual tokens of each
+    conversation a random share, at most ``drop``, is hidden from the draft.
     """
 
     def __init__(
@@ -178,7 +183,8 @@ def training_sample(
 ) -> dict[str, Tensor] | None:
     """Returns a conversation as a model reads it, with the tokens of every answer as labels.
 
-    Returns None where the first question leaves no room for an answer.
+    ``drop`` is the largest share of visual tokens that may be hidden from the draft. Returns None
+    where the first question leaves no room for an answer.
     """
     name, processor, eos = loaded.name, loaded.processor, loaded.tokenizer.eos_token_id
     images = [media.read_image(path) for path in conversation.images]
@@ -186,10 +192,11 @@ def training_sample(
         media.read(path, media.FrameSampling(num_frames=FRAMES_PER_VIDEO))
         for path in conversation.videos
     ]
-    max_length = loaded.backbone.max_positions or 1 << 30  # Without a limit, 2^30 tokens.
+    max_length = loaded.backbone.max_positions or 1 << 30  # 2^30 stands for no limit.
     answer_turns = [i for i, turn in enumerate(conversation.turns) if turn["role"] == "assistant"]
-    # Turns are left out from the end until the rest fits. If not even the first question and answer
-    # fit, that answer is cut.
+    # The sample ends with one answer, and its prompt is everything before that. The last answer is
+    # tried first, then the one before it, and so on, until prompt and answer fit. The first answer
+    # is cut if it does not fit.
     for last in reversed(answer_turns):
         turns = conversation.turns[:last]
         parts = [part["type"] for turn in turns for part in turn["content"]]
@@ -199,16 +206,19 @@ def training_sample(
         room = max_length - inputs["input_ids"].shape[1]
         answer = conversation.turns[last]["content"][0]["text"]
         answer_ids = [*loaded.tokenizer(answer, add_special_tokens=False).input_ids, eos]
-        if len(answer_ids) <= room or (last == answer_turns[0] and room > 0):
+        can_be_cut = last == answer_turns[0] and room > 0
+        if len(answer_ids) <= room or can_be_cut:
             break
     else:
         return None
     answer_ids = answer_ids[:room]
     sample = append_answer(inputs, answer_ids, draw_kept_mask(loaded, inputs, rng, drop))
+    # So far the labels are those of the last answer. Those of the answers in the prompt are added.
     ids, labels = sample["input_ids"][0], sample["labels"][0]
     prompt_ids = ids[: -len(answer_ids)]
     for start, stop in _answer_spans(loaded, turns, prompt_ids):
-        labels[start - 1 : stop - 1] = ids[start:stop]  # A token's label stands one place before.
+        # The label at a position is the token that comes next.
+        labels[start - 1 : stop - 1] = ids[start:stop]
     return sample
 
 
@@ -217,10 +227,12 @@ def _answer_spans(
 ) -> list[tuple[int, int]]:
     """Returns (start, stop) of each answer in a prompt's ids; the token that ends it is included.
 
-    An answer can be found in the ids of the chat template, where each medium is still one
-    placeholder. In ``ids`` a medium has many placeholders, so the same answer stands further back.
-    But both have the same text tokens: if an answer begins with the fifth text token from the end
-    of the template, it begins with the fifth from the end of ``ids``.
+    The answers are found first in the template's ids, where each medium is one placeholder, and
+    then in ``ids``, where a medium has many. Placeholders left out, both end in the same text
+    tokens. With P for a placeholder, and an answer "yes":
+
+        template   Q1 P is it red ? yes Q2 why ?       yes is the fourth text token from the end
+        ids        Q1 P P P P is it red ? yes Q2 why ? so it is the fourth here too
     """
     name, processor = loaded.name, loaded.processor
     template_ids = questions.template_ids(name, processor, turns)
@@ -229,21 +241,22 @@ def _answer_spans(
     template_text_positions = [
         i for i, token in enumerate(template_ids) if token not in placeholders
     ]
-    # ``ids`` may have more text tokens than the template. Since these are counted from the end, it
-    # does no harm if the additional ones stand before the answers.
+    # ``ids`` may have more text tokens than the template. If they stand before the answers, the
+    # answers still have the same places counted from the end.
     extra_tokens = len(text_positions) - len(template_text_positions)
     spans = []
     for turn in range(1, len(turns)):
         if turns[turn]["role"] != "assistant":
             continue
-        # The template of the turns before the answer ends where the answer begins.
+        # The template of the turns before the answer agrees with that of all turns up to where the
+        # answer begins, and the template of the turns with the answer up to where it ends.
         ids_before_answer = questions.template_ids(name, processor, turns[:turn])
         ids_with_answer = questions.template_ids(
             name, processor, turns[: turn + 1], continues_last_turn=True
         )
         answer_start = common_length(template_ids, ids_before_answer)
         answer_stop = common_length(template_ids, ids_with_answer)
-        # The numbers of the answer's tokens among the text tokens of the template.
+        # The answer's tokens, by their numbers among the text tokens of the template.
         numbers = [
             number
             for number, i in enumerate(template_text_positions)
