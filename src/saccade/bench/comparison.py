@@ -1,4 +1,9 @@
-"""Runs several methods on one prompt in turns, and compares their answers and what they cost."""
+"""Runs several methods on one prompt in turns, and compares their answers and their speed.
+
+Besides our methods, peers take part: Hugging Face's own ways to decode (``peers``). Speedups are
+against plain decoding by Saccade, the method ``ar``. Methods run in turns, so that a machine that
+becomes slower meanwhile does so for all of them.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +23,23 @@ from saccade.inputs import Pair
 from saccade.methods import resolve
 
 WARM_UP_TOKENS = 12  # The longest answer of a warm-up, in tokens.
-BASELINE = "ar"
+BASELINE = "ar"  # Plain decoding.
 
 
 @dataclass(frozen=True)
 class Summary:
     """One method's figures over its runs, or None where a method has no such figure.
 
-    Seconds and speeds are medians over the runs. ``identical_to_ar`` is about all runs. The ids,
-    ``tau``, ``acceptance_rate``, ``rounds`` and the two reasons are those of the last run.
+    Seconds and speeds are medians over the runs. ``identical_to_ar`` says whether the answers of
+    all runs are those of ``ar``. The ids, ``tau``, ``acceptance_rate``, ``rounds`` and the two
+    reasons are those of the last run.
 
     ``decode_seconds`` covers the tokens after the first, ``prefill_seconds`` everything else
-    (vision, both prefills, choosing what the draft reads). An answer of one token has no speed of
-    decoding. Speedups are per token against ``ar``: ratios run by run, then their median.
+    (vision, both prefills, choosing what the draft reads). If an answer has only one token, nothing
+    is decoded, so ``tokens_per_second`` and ``speedup_decode`` are None.
+
+    A speedup compares seconds per token with those of ``ar``: it is the median of the ratios of
+    the runs of each turn.
     """
 
     token_ids: tuple[int, ...] | None = None
@@ -59,7 +68,10 @@ class Summary:
 
 @dataclass(frozen=True)
 class TimedRuns:
-    """Every timed run of every method, in order, and the error of each that failed."""
+    """Every timed run of every method, in order, and the error of each method that failed.
+
+    The keys are the names of methods and peers.
+    """
 
     runs: dict[str, list[TimedRun]]
     errors: dict[str, str]
@@ -107,9 +119,11 @@ def run_interleaved(
     """Runs the methods in turns, ``repeat`` times each, after a short warm-up.
 
     ``question`` is the result of :meth:`Pair.ask`, ``recipes`` that of ``resolve_methods``, where
-    None stands for the peer of that name. ``exact`` is :func:`saccade.stream`'s. The warm-up runs
-    every method once. Only if ``repeat`` is 1, it runs just one of our methods per schedule, and
-    all peers.
+    None stands for the peer of that name. ``settings`` are further arguments of ``stream_answer``
+    and of peers, such as ``max_new_tokens``. ``exact`` is that of :func:`saccade.stream`.
+
+    The warm-up runs every method and peer once. If ``repeat`` is 1, it is shorter: of our methods
+    that have the same schedule it runs only the first.
 
     ``on_run`` is called before each run with the method and the number of its repetition (0 in the
     warm-up), and ``on_run_end`` after each timed run with all runs so far. Before a timed run
@@ -133,20 +147,21 @@ def run_interleaved(
     warm_schedules: set[object] = set()
     timed = TimedRuns(runs, errors)
     for iteration in range(repeat + 1):
+        is_warm_up = iteration == 0
         for name, recipe in recipes.items():
             if name in errors:
                 continue
-            if iteration and may_start is not None and not may_start(name):
+            if not is_warm_up and may_start is not None and not may_start(name):
                 return timed
-            if not iteration and repeat == 1 and recipe is not None:
-                # With one repetition, one method warms up for all methods of its schedule.
+            if is_warm_up and repeat == 1 and recipe is not None:
+                # One method warms up for all methods of its schedule.
                 if recipe.schedule in warm_schedules:
                     continue
                 warm_schedules.add(recipe.schedule)
             if on_run is not None:
                 on_run(name, iteration)
             try:
-                run_settings = {**(settings if iteration else warm_up_settings)}
+                run_settings = {**(warm_up_settings if is_warm_up else settings)}
                 if recipe is None:
                     run = PEERS[name](pair.target, pair.draft, peer_inputs, run_settings)
                 else:
@@ -154,7 +169,8 @@ def run_interleaved(
                     rounds = stream_answer(pair, question, recipe, **run_settings)
                     run = _timed_run(rounds.finish()[0])
             except SaccadeError as error:
-                if recipe is not None and name not in may_refuse:
+                is_peer = recipe is None
+                if not is_peer and name not in may_refuse:
                     raise
                 errors[name] = str(error)
                 continue
@@ -163,7 +179,7 @@ def run_interleaved(
                     raise
                 errors[name] = kind_and_line(error)
                 continue
-            if iteration:
+            if not is_warm_up:
                 runs[name].append(run)
                 if on_run_end is not None:
                     on_run_end(timed)
@@ -171,6 +187,7 @@ def run_interleaved(
 
 
 def _resolve(name: str) -> Recipe:
+    """Returns a method's recipe. The error for an unknown name also lists the peers."""
     try:
         return resolve(name)
     except MethodError as error:
@@ -181,14 +198,14 @@ def _resolve(name: str) -> Recipe:
 def _timed_run(result: Result) -> TimedRun:
     """Returns the figures of one of our runs. The first token comes with the prefill, so it is not
     counted as decoded."""
-    counted = len(result.ids) - 1
-    return TimedRun(result.ids, result.timings.decode, result.timings.total, counted, result)
+    decoded_tokens = len(result.ids) - 1
+    return TimedRun(result.ids, result.timings.decode, result.timings.total, decoded_tokens, result)
 
 
 def _summarize(runs: Sequence[TimedRun], baseline: Sequence[TimedRun]) -> Summary:
     """Returns a method's figures over its runs and plain decoding's runs of the same turns."""
     last, ids = runs[-1], runs[-1].ids
-    # An answer of one token comes with the prefill, so it has no speed of decoding.
+    # The only token of an answer of one token comes with the prefill, so none is decoded.
     has_decoded = all(run.counted > 0 for run in (*runs, *baseline))
     summary = Summary(
         token_ids=ids,
@@ -224,7 +241,9 @@ def _summarize(runs: Sequence[TimedRun], baseline: Sequence[TimedRun]) -> Summar
 def _speed_ratios(
     runs: Sequence[TimedRun], baseline: Sequence[TimedRun], per_token: Callable[[TimedRun], float]
 ) -> Iterator[float]:
-    """Yields how many times as fast each run was as plain decoding's run of the same turn, for the
-    seconds that ``per_token`` returns."""
+    """Yields how many times as fast each run was as plain decoding's run of the same turn.
+
+    ``per_token`` returns the seconds per token that a run is judged by.
+    """
     for run, base in zip(runs, baseline, strict=True):
         yield per_token(base) / per_token(run)

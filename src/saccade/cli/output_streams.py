@@ -1,4 +1,7 @@
-"""Handles output streams whose encoding lacks characters, or that cannot be written at all."""
+"""Lets the command line write where the encoding lacks characters, or where the disk is full.
+
+Characters that an encoding lacks are replaced by the error handler "saccade" of ``codecs``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ import os
 import sys
 from contextlib import suppress
 
+# The errors of output that cannot be written: no space, no quota, too large a file, a broken disk.
 UNWRITABLE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+# What is written in the place of characters that an encoding lacks.
 LOOK_ALIKES = {
     **dict.fromkeys(range(0x2500, 0x2580), "+"),  # box drawing
     **dict.fromkeys(range(0x2580, 0x25A1), "#"),  # block elements
@@ -43,7 +48,8 @@ codecs.register_error("saccade", replace_missing)
 
 
 def prepare_streams() -> None:
-    """Lets output be written in encodings that lack some characters, and malformed input be read.
+    """Makes standard output and error writable in encodings that lack some characters, and standard
+    input readable where it is malformed.
 
     Bytes of standard input that are not in its encoding become surrogates and raise no error here.
     A later check of the text refuses them in one sentence.
@@ -64,10 +70,10 @@ def flush_output() -> None:
 
 
 def discard_output() -> None:
-    """Discards standard output that is buffered or comes later.
+    """Discards all further standard output, also what is still buffered.
 
-    The interpreter flushes standard output when it exits. Without this it would report for a second
-    time that the output cannot be written.
+    It is called where standard output cannot be written, which the command itself reports. The
+    interpreter flushes standard output when it exits, and would report the error a second time.
     """
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())

@@ -1,4 +1,8 @@
-"""Turns a command's options into what it works with: names, recipes, clips and models."""
+"""Turns the options of a command into what it works with: names, recipes, clips and models.
+
+The commands of ``saccade`` call these functions. Heavy modules are imported inside them, so that a
+wrong option is refused before PyTorch is loaded.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +86,11 @@ def check_checkpoints(*names: str | None, weights: bool = True) -> None:
 
 
 def list_methods() -> Listing:
-    """Returns every method: from the stored listing if it has them all, else from their files."""
+    """Returns the names and settings of every method.
+
+    They come from the stored listing, which needs no PyTorch, or from the methods' own files if the
+    listing does not have them all.
+    """
     from saccade.methods.listing import load_listing
 
     if (stored := load_listing()) is not None:
@@ -122,12 +130,13 @@ def parse_method_names(text: str) -> tuple[str, ...]:
 
 
 def unnamed_methods(text: str, methods: Sequence[str]) -> frozenset[str]:
-    """Returns those of ``methods`` that the text does not name: only ``all`` stands for them."""
+    """Returns those of ``methods`` that are run only because of ``all`` in the text, which does not
+    name them."""
     return frozenset(methods) - frozenset(split_names(text))
 
 
 def resolve_recipes(methods: Sequence[str], exact: bool = False) -> list[Recipe]:
-    """Returns the recipes of methods by name.
+    """Returns the recipe of each method that is named.
 
     If one of them drafts in a process of its own, that process is started here, so that it is ready
     when the models are loaded. With ``exact`` every draft is a chain, and MethodError is raised for
@@ -155,8 +164,8 @@ def read_clip(
 ) -> Clip:
     """Reads a clip and prints its warnings.
 
-    Where the ``target`` was trained on one kind of pictures only and the clip shows others, one of
-    the warnings says so.
+    With ``warn`` False they are not printed. Where the ``target`` was trained on one kind of
+    pictures only and the clip shows others, one of the warnings says so.
     """
     from saccade.inputs import media
 

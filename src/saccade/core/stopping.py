@@ -21,18 +21,21 @@ class StopConditions:
     """How long an answer may get and where it stops."""
 
     max_new_tokens: int = MAX_NEW_TOKENS
-    eos: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()
+    eos: tuple[int, ...] = ()  # the ids that end an answer
+    stop: tuple[str, ...] = ()  # the strings that end an answer
+    # Functions of the caller that end an answer. They are called as transformers' stopping criteria
+    # are, with the ids of prompt and answer, but without scores.
     criteria: tuple[Callable[..., Any], ...] = ()
     pad: int = 0  # the id that fills up the shorter answers of a batch
 
 
 class Stops:
-    """Cuts accepted tokens at the first end of sequence, stop string, limit or criterion.
+    """Collects the answers of a batch, and cuts each at the first end id, stop string, limit or
+    criterion.
 
-    Stop strings are looked for in the text of the answer (``decode``). A special token may be part
-    of a stop string, so they are also looked for in the text with special tokens
-    (``decode_with_special``).
+    ``limits`` are the conditions, and ``contexts`` the ids of each request's prompt. Stop strings
+    are looked for in the text of the answer (``decode``). A special token may be part of a stop
+    string, so they are also looked for in the text with special tokens (``decode_with_special``).
     """
 
     def __init__(
@@ -71,7 +74,8 @@ class Stops:
         return len(tokens), None
 
     def _contains_stop_string(self, request: int) -> bool:
-        """Returns whether the last tokens contain a stop string, and stores which one comes first.
+        """Returns whether the last tokens contain a stop string, and stores the one that begins
+        first.
 
         The stop string need not be the end of the text, because the last token may go on after it.
         """
@@ -79,6 +83,7 @@ class Stops:
             return False
         last = self.answers[request][-self._window :]
         for tail in (decode(last) for decode in self._decoders):
+            # (place in the text, string) of each stop string that is there.
             matches = [(tail.find(string), string) for string in self.limits.stop if string in tail]
             if matches:
                 _, first_string = min(matches)

@@ -1,6 +1,9 @@
-"""Answers those jobs of a corpus that have no row in the file of answers, and merges such files.
+"""Runs ``saccade caption``: answers the jobs of a corpus into a file, and merges such files.
 
-Rows are written as soon as their answers are there.
+A job is a prompt about a video, a document, or both. Its answer, or its error, is one row of a file
+of JSON lines. Rows are written as soon as they are there, and only jobs without a row are answered.
+So a run that was interrupted goes on where it stopped. A corpus may be cut into shards, each with a
+file of its own, which :func:`merge_shards` joins.
 """
 
 from __future__ import annotations
@@ -24,13 +27,14 @@ MAX_UNEXPECTED_ERRORS = 10
 class Progress:
     """How far a run of jobs has come."""
 
-    whole: int  # All jobs.
-    done: int  # Jobs that have a row in the file.
-    errors: int  # Jobs whose row is an error.
-    fresh: int  # Rows that this run has written.
+    whole: int  # How many jobs there are.
+    done: int  # How many of them have a row in the file.
+    errors: int  # How many of them have a row that is an error.
+    fresh: int  # How many rows this run has written.
     seconds: float  # How long this run has answered jobs.
 
     def __str__(self) -> str:
+        """Returns a line for people, with the speed and the time left once rows were written."""
         counts = f"{self.done} of {self.whole} done, {self.errors} errors"
         if not self.fresh or not self.seconds:
             return counts
@@ -57,14 +61,17 @@ def run_jobs(
 ) -> Progress:
     """Answers jobs that ``path`` has no row of, ``batch`` at a time, and writes rows as they come.
 
-    ``make_answer`` loads models, so it is called only if a job has no row. With ``retry`` the jobs
-    of error rows are answered again. Raises OptionError where another process writes the file,
-    where the file has another run's answers, and after many unexpected errors in a row.
+    ``make_answer`` loads models and returns the function that answers, so it is called only if a
+    job has no row. With ``retry`` the jobs of error rows are answered again. Raises OptionError
+    where another process writes the file, where the file has answers to other settings or
+    questions, and after many unexpected errors in a row.
     """
     if not path.parent.is_dir():
         raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
     with json_lines.write_lock(path):
         path.touch()  # A shard without videos leaves an empty file, which can be merged.
+        # What earlier runs have answered. The file may also have rows of jobs that are not in
+        # ``jobs``; these stay.
         rows = _read_checked_rows(path, jobs, settings)
         ids = {job.id for job in jobs}
         if retry and any(row["error"] and row["id"] in ids for row in rows):
@@ -109,7 +116,11 @@ def run_jobs(
 def _read_checked_rows(
     path: Path, jobs: Sequence[ClipJob], settings: CaptionSettings
 ) -> list[dict[str, Any]]:
-    """Returns the rows of a file. Raises OptionError where they answer other jobs or settings."""
+    """Returns the rows of a file.
+
+    Raises OptionError where a row was answered with other settings, or where the job of its id now
+    asks something else.
+    """
     jobs_by_id = {job.id: job for job in jobs}
     rows = _read_rows(path)
     for row in rows:
@@ -140,12 +151,13 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-_REQUIRED_FIELDS = {field.name for field in fields(Row)} - {"document"}  # Older files lack it.
+_REQUIRED_FIELDS = {field.name for field in fields(Row)} - {"document"}
+"""The fields that every row must have. Rows of older files have no ``document``."""
 
 
 def shard_path(path: Path, shard: tuple[int, int]) -> Path:
     """Returns the path of a shard's rows, such as captions-2-of-4.jsonl; ``path`` if there is one
-    shard only."""
+    shard only. ``shard`` is the shard's number from 0 on, and how many shards there are."""
     number, count = shard
     if count == 1:
         return path
@@ -177,6 +189,7 @@ def merge_shards(jobs: Sequence[ClipJob], paths: Sequence[Path], out: Path) -> M
     """
     rows_by_id: dict[str, dict[str, Any]] = {}
     doubled: list[str] = []
+    # A row's ``run`` is a digest of the settings that it was answered with.
     first_path_by_run: dict[str, Path] = {}
     for path in paths:
         if not path.is_file():

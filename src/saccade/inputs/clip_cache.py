@@ -19,7 +19,8 @@ from saccade.model.vision_cache import join_values
 
 
 class ClipCache:
-    """What a processor's ``preprocess`` made of each clip of the latest prompt.
+    """What a processor's ``preprocess`` (resizing, normalising, cutting into patches) made of each
+    clip of the latest prompt.
 
     The first prompt of several clips is processed both clip by clip and as a whole. Where the
     results differ, every prompt is processed as a whole from then on.
@@ -27,7 +28,8 @@ class ClipCache:
 
     def __init__(self) -> None:
         self._outputs: dict[bytes, Mapping[str, Any]] = {}
-        self._is_separable: bool | None = None  # None until it was tried
+        # Whether clips can be processed one by one with the same result; None until it was tried.
+        self._is_separable: bool | None = None
 
     @contextmanager
     def processing(self, processor: Any) -> Iterator[None]:
@@ -36,6 +38,8 @@ class ClipCache:
         if owner is None:
             yield
             return
+        # While this lasts, an attribute of the instance hides the method of its class. If there was
+        # such an attribute before, it is restored at the end.
         instance_preprocess, preprocess = vars(owner).get("preprocess"), owner.preprocess
         vars(owner)["preprocess"] = lambda videos, **kwargs: self._preprocess_new_clips(
             preprocess, videos, kwargs
@@ -51,9 +55,11 @@ class ClipCache:
         """Returns what ``preprocess`` makes of all these videos. It is called for new ones alone
         where that gives the same."""
         metadata = kwargs.get("video_metadata")
-        is_list = isinstance(videos, list) and isinstance(metadata, list)
-        if self._is_separable is False or not is_list or len(videos) != len(metadata or ()):
+        are_lists = isinstance(videos, list) and isinstance(metadata, list)
+        has_entry_per_video = are_lists and len(videos) == len(metadata or ())
+        if self._is_separable is False or not has_entry_per_video:
             return preprocess(videos, **kwargs)
+        # The output of a video depends on the video, its entry of the metadata, and all options.
         options = {name: value for name, value in kwargs.items() if name != "video_metadata"}
         keys = [digest(*pair, options) for pair in zip(videos, metadata or (), strict=True)]
         outputs: dict[bytes, Mapping[str, Any]] = {}
@@ -65,7 +71,7 @@ class ClipCache:
                 outputs[key] = output
         self._outputs = outputs
         joined = join_features([outputs[key] for key in keys])
-        if self._is_separable is None and len(videos) > 1:
+        if self._is_separable is None and len(videos) > 1:  # This is the trial.
             joint_output = preprocess(videos, **kwargs)
             self._is_separable = joined is not None and are_equal(joined, joint_output)
             return joint_output
@@ -73,8 +79,8 @@ class ClipCache:
 
 
 def join_features(parts: Sequence[Any]) -> Any:
-    """Returns a processor's outputs for several clips as one output; None where they cannot be
-    joined."""
+    """Returns a processor's outputs for several clips as one output, with each field joined; None
+    where a field cannot be joined."""
     joined = copy(parts[0])
     joined.data = dict(parts[0])
     for name in joined.data:

@@ -1,4 +1,8 @@
-"""Computes from a config alone how much memory a model's weights take, and whether they fit."""
+"""Computes from a model's config how much memory the model takes, before any weight is read.
+
+``loading`` refuses a model whose weights do not fit on its device (:func:`check`). The report on a
+pair of models (``bench/hardware/pair_fit``) also adds up caches, and the bytes that a step reads.
+"""
 
 from __future__ import annotations
 
@@ -18,59 +22,67 @@ from saccade.model.session import forward_rows
 from saccade.model.window_rule import KeyWindow
 
 BYTES_PER_WEIGHT = {"--dtype bfloat16": 2.0, "--quantize bnb-8bit": 1.0, "--quantize bnb-4bit": 0.5}
-"""The options that make a model smaller, and the bytes that a weight takes with each."""
+"""The options that make a model smaller, and how many bytes a weight takes with each."""
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """The size of a model, counted in numbers rather than bytes."""
+    """The size of a model, counted in numbers rather than bytes.
+
+    The methods return bytes. Where they take a ``size``, it is the bytes of one number.
+    """
 
     parameters: int  # All weights.
-    # The weights that a token is multiplied with: layers, output matrix and the selected experts.
+    # The weights that one token passes through: the layers and the output matrix. Of a mixture of
+    # experts, only the selected experts count.
     weights_per_token: int
     kv_numbers_per_token: int  # Keys and values that a token adds to the cache, over all layers.
     layers: int
     vocab: int
-    # Layers that have a recurrent state instead of keys. The next two fields are sums over them.
-    stateful_layers: int = 0
-    # Numbers of a request's state in the model's dtype: the last inputs of convolutions.
+    stateful_layers: int = 0  # How many layers have a recurrent state instead of keys.
+    # Numbers of a request's recurrent state, over all layers: the last inputs of convolutions,
+    # which are in the model's dtype, and all others, which are always in fp32.
     conv_state_numbers: int = 0
-    fp32_state_numbers: int = 0  # The other numbers of the state, which are always in fp32.
+    fp32_state_numbers: int = 0
     # The windows of the layers that evict the keys behind them.
     key_windows: tuple[KeyWindow, ...] = ()
 
     def state_bytes(self, size: float) -> int:
-        """Returns the bytes of a recurrent state, summed over all layers, where a number in the
-        model's dtype takes ``size`` bytes."""
+        """Returns the bytes of one recurrent state of a request, over all layers. ``size`` is that
+        of a number in the model's dtype."""
         return int(
             self.conv_state_numbers * size + self.fp32_state_numbers * torch.float32.itemsize
         )
 
     def cache_bytes(self, tokens: int, size: float) -> int:
         """Returns the bytes that a request of ``tokens`` tokens takes in the cache: their keys and
-        values, and the request's recurrent states. A number takes ``size`` bytes.
+        values, and the request's recurrent states.
 
         Layers with a window are counted as evicting the keys behind it, which most methods allow.
         """
         states = self.state_bytes(size) * recurrent.STATES_PER_REQUEST
-        rows = [max_window_rows(window, tokens, forward_rows()) for window in self.key_windows]
-        evicted_rows = sum(tokens - remaining for remaining in rows)  # over all those layers
-        numbers_per_row = self.kv_numbers_per_token // max(1, self.layers - self.stateful_layers)
-        numbers = self.kv_numbers_per_token * tokens - numbers_per_row * evicted_rows
+        # First every layer is counted with the keys of all tokens. Then the rows that the layers
+        # with a window do not hold are subtracted.
+        held_rows = [max_window_rows(window, tokens, forward_rows()) for window in self.key_windows]
+        missing_rows = sum(tokens - held for held in held_rows)
+        key_layers = max(1, self.layers - self.stateful_layers)
+        numbers_per_layer_row = self.kv_numbers_per_token // key_layers
+        numbers = self.kv_numbers_per_token * tokens - numbers_per_layer_row * missing_rows
         return int(numbers * size) + states
 
     def weight_bytes(self, size: float) -> int:
-        """Returns the bytes of all weights at ``size`` bytes a number."""
+        """Returns the bytes of all weights."""
         return int(self.parameters * size)
 
     def rounded_copy_bytes(self, bytes_per_weight: float) -> int:
-        """Returns the bytes of a rounded copy of the weights that a token passes through."""
+        """Returns the bytes of a copy, rounded to fewer bits, of the weights that a token passes
+        through (``draft_quantize``)."""
         return int(self.weights_per_token * bytes_per_weight)
 
     def bytes_read_per_token(self, size: float, tokens: int, cache_size: float) -> float:
         """Returns the bytes that a forward of one token reads while ``tokens`` others are cached.
 
-        A number takes ``size`` bytes in the weights and ``cache_size`` bytes in the cache.
+        ``size`` is that of a weight, and ``cache_size`` that of a number in the cache.
         """
         cached = self.kv_numbers_per_token * tokens * cache_size + self.state_bytes(cache_size)
         return self.weights_per_token * size + cached
@@ -90,10 +102,11 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
             else:
                 model = model_class.from_config(config, trust_remote_code=trust_remote_code)
         settings = text.to_dict()
-        decoder = families.weights_per_token(families.language_model(model).layers, text)
-        heads = settings.get("num_key_value_heads") or text.num_attention_heads
-        width = settings.get("head_dim") or text.hidden_size // text.num_attention_heads
+        decoder_weights = families.weights_per_token(families.language_model(model).layers, text)
+        kv_heads = settings.get("num_key_value_heads") or text.num_attention_heads
+        head_dim = settings.get("head_dim") or text.hidden_size // text.num_attention_heads
         layers = [*families.language_model(model).layers]
+        # The parts of layers that have a recurrent state, by the layer's number.
         mixers = recurrent.mixers_of(layers, text)
         conv_state_numbers = sum(mixer.window_numbers for mixer in mixers.values())
         fp32_state_numbers = sum(mixer.memory_numbers for mixer in mixers.values())
@@ -101,8 +114,8 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
         key_windows = windowed_attention.windows_of(text, key_layers)
         return Footprint(
             parameters=sum(weight.numel() for weight in model.parameters()),
-            weights_per_token=decoder + model.get_output_embeddings().weight.numel(),
-            kv_numbers_per_token=2 * len(key_layers) * heads * width,
+            weights_per_token=decoder_weights + model.get_output_embeddings().weight.numel(),
+            kv_numbers_per_token=2 * len(key_layers) * kv_heads * head_dim,  # Keys and values.
             layers=text.num_hidden_layers,
             vocab=text.vocab_size,
             stateful_layers=len(mixers),
@@ -123,7 +136,10 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
 
 
 def eagle3_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
-    """Counts an EAGLE-3 head by the entries of its config.json, for a target's config."""
+    """Counts the weights of an EAGLE-3 head.
+
+    ``settings`` are the entries of its config.json, and ``target`` is its target's config.
+    """
     layer = settings.get("transformer_layer_config") or settings
     try:
         dim, inner = layer["hidden_size"], layer["intermediate_size"]
@@ -137,7 +153,8 @@ def eagle3_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
     # Attention reads a token's embedding and its hidden state side by side, so 2 * dim numbers.
     layer_weights = _layer_weights(dim, inner, heads, kv_heads, width, 2 * dim)
     weights_per_token = layer_weights + vocab * dim
-    # The matrix "fc" makes one hidden state of several of the target's.
+    # The matrix "fc" makes one hidden state of several of the target's. Drafted tokens do not pass
+    # through it, because their rows read the head's own output.
     fc_weights = EAGLE3_HIDDEN_STATES * text.hidden_size * dim
     return Footprint(
         parameters=weights_per_token + fc_weights,
@@ -162,7 +179,10 @@ def _layer_weights(
 
 
 def dflash_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
-    """Counts a DFlash head by the entries of its config.json, for a target's config."""
+    """Counts the weights of a DFlash head.
+
+    ``settings`` are the entries of its config.json, and ``target`` is its target's config.
+    """
     layer = settings.get("transformer_layer_config") or settings
     entries = {**settings, **(settings.get("dflash_config") or {})}
     try:
@@ -179,7 +199,8 @@ def dflash_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
         raise ModelError("its config.json describes no DFlash head") from error
     vocab = settings.get("draft_vocab_size")
     layer_weights = layers * _layer_weights(dim, inner, heads, kv_heads, width, dim)
-    # The matrix "fc" makes one hidden state of those of several layers of the target.
+    # The matrix "fc" makes one hidden state of several of the target's. Drafted tokens do not pass
+    # through it.
     fc_weights = len(target_layers) * text.hidden_size * dim
     # A head without a vocabulary of its own uses the target's output matrix, and stores none.
     used_output_matrix = (vocab or text.vocab_size) * dim
@@ -194,19 +215,28 @@ def dflash_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
 
 
 def number_size(dtype: Any, config: Any) -> int:
-    """Returns the bytes of a number; a dtype of "auto" is the checkpoint's own type."""
+    """Returns the bytes of a number of this dtype.
+
+    A dtype of "auto" is the checkpoint's own, and fp32 where the config names none.
+    """
     if isinstance(dtype, torch.dtype):
         return dtype.itemsize
     checkpoint_dtype = getattr(config, "dtype", None)
-    return checkpoint_dtype.itemsize if isinstance(checkpoint_dtype, torch.dtype) else 4
+    if isinstance(checkpoint_dtype, torch.dtype):
+        return checkpoint_dtype.itemsize
+    return torch.float32.itemsize
 
 
 def stored_bits(config: Any) -> int | None:
-    """Returns the bits of a weight in a quantised checkpoint, None for another checkpoint."""
+    """Returns the bits of a weight in a quantised checkpoint; None for one that is not quantised.
+
+    Some formats name the bits once, others in several schemes, of which the largest counts. Where
+    the config names none, it is 8 bits.
+    """
     settings = config.to_dict().get("quantization_config")
     if not settings:
         return None
-    if settings.get("load_in_4bit"):
+    if settings.get("load_in_4bit"):  # bitsandbytes names its 4 bits in this way.
         return 4
     schemes = [each.get("weights") or {} for each in (settings.get("config_groups") or {}).values()]
     by_scheme = [int(each["num_bits"]) for each in schemes if each.get("num_bits")]
@@ -214,9 +244,9 @@ def stored_bits(config: Any) -> int | None:
 
 
 def weight_size(dtype: Any, config: Any, bits: int | None = None) -> float:
-    """Returns the bytes of a weight as it is loaded.
+    """Returns the bytes of a weight in memory.
 
-    ``bits`` are those to which it is quantised while it is loaded. If they are None, a weight of a
+    With ``bits`` it is quantised to so many bits while it is loaded. Without, a weight of a
     quantised checkpoint keeps its stored bits, and any other weight is a number of this dtype.
     """
     packed_bits = bits or stored_bits(config)
@@ -236,16 +266,24 @@ def check(
     """Raises ModelError, before any weight is read, if the weights cannot fit on ``device``.
 
     The weights are counted from the config and not from the files, because transformers would also
-    create weights that the files lack. ``bits`` are those to which weights are quantised while they
-    are loaded; None where they are not. A copy rounded by ``rounding`` is counted beside them. A
-    ``device`` of None stands for several devices, for which nothing is checked.
+    create weights that the files lack.
+
+    Args:
+        name: the model's, for the message.
+        config: the model's.
+        dtype: of its weights; "auto" is the checkpoint's own.
+        device: where the weights go. None stands for several devices, for which nothing is checked.
+        bits: to which the weights are quantised while they are loaded; None where they are not.
+        rounding: how the caller makes a rounded copy of the weights, which is counted as well.
+        trust_remote_code: whether code that comes with the checkpoint may run.
     """
     if device is None:
         return
     room = memory.available_bytes(device) * (1 - memory.SPARE_SHARE)
-    size = footprint(config, trust_remote_code=trust_remote_code)
-    if size.weight_bytes(weight_size(dtype, config, bits)) + copied_bytes(size, rounding) > room:
-        raise ModelError(advice(name, config, size, dtype, device, bits=bits, rounding=rounding))
+    model = footprint(config, trust_remote_code=trust_remote_code)
+    needed = model.weight_bytes(weight_size(dtype, config, bits)) + copied_bytes(model, rounding)
+    if needed > room:
+        raise ModelError(advice(name, config, model, dtype, device, bits=bits, rounding=rounding))
 
 
 def copied_bytes(model: Footprint, rounding: Rounding | None) -> int:
@@ -263,11 +301,13 @@ def advice(
     bits: int | None = None,
     rounding: Rounding | None = None,
 ) -> str:
-    """Returns a sentence with the memory needed, the memory available, and what would fit."""
+    """Returns the message for a model that does not fit: the memory needed, the memory available,
+    and what would fit. The arguments are those of :func:`check`."""
     available_bytes = memory.available_bytes(device)
     room = available_bytes * (1 - memory.SPARE_SHARE)
-    size, copied = weight_size(dtype, config, bits), copied_bytes(model, rounding)
-    needed = model.weight_bytes(size)
+    bytes_per_weight = weight_size(dtype, config, bits)
+    needed = model.weight_bytes(bytes_per_weight)
+    copied = copied_bytes(model, rounding)
     availability = f"{device.type} has {memory.format_bytes(available_bytes)} free"
     if rounding is not None and needed <= room:
         return (
@@ -278,7 +318,7 @@ def advice(
     fitting = [
         f"{option} ({memory.format_bytes(model.weight_bytes(smaller_size))})"
         for option, smaller_size in BYTES_PER_WEIGHT.items()
-        if smaller_size < size and model.weight_bytes(smaller_size) + copied < room
+        if smaller_size < bytes_per_weight and model.weight_bytes(smaller_size) + copied < room
     ]
     suggestion = "a smaller model, or --device-map auto, might fit"
     if fitting:

@@ -1,11 +1,12 @@
 """Pages: every step of the draft chooses the keys that it reads. Saccade's own method.
 
+The target drafts for itself: a draft step is a forward of the target over a part of its KV cache.
 Other methods choose the draft's keys at prefill or after a round, so the choice may not suit the
 queries of a later draft step. Quest (Tang et al., 2024) and MoBA (Lu et al., 2025) decode over the
-few pages of a long text that match each query, and lose a little quality. Here the target drafts in
-this way and verifies over all keys, so nothing is lost. A page P is a run of consecutive visual
-keys, and m_P is their mean. At each draft step, KV head h of layer l reads the pages that suit the
-queries q of its group best:
+few pages of a long text that match each query, and lose a little quality. Here only the draft
+decodes in this way, and the target verifies over all keys, so nothing is lost. A page P is a run of
+consecutive visual keys, and m_P is their mean. At each draft step, KV head h of layer l reads the
+pages that suit the queries q of its group best:
 
     pages_{l,h} = the n pages P with the largest  sum over q of softmax_P(q . m_P / sqrt(d))
     n = max(1, round((K - r) / page))
@@ -25,7 +26,7 @@ from saccade.core.prompt import Paged, Prefill, Prompt, Reading
 from saccade.drafting.provides import Provides, Setting, parse_whole
 from saccade.methods.std import STD, Budgeted
 
-PAGE_KEYS = 4
+PAGE_KEYS = 4  # Keys in a page.
 
 
 @dataclass(frozen=True)
@@ -33,26 +34,27 @@ class ByPage(Budgeted):
     """At each step and for each KV head, the pages of visual keys that match its queries best."""
 
     name: str = "pages"
-    page: int = PAGE_KEYS
+    page: int = PAGE_KEYS  # Keys in a page.
 
     @property
     def needs(self) -> Capabilities:
         return frozenset({Capability.TARGET_KEYS})
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
-        count = self.budget(prompt)
+        budget = self.budget(prompt)  # K, the visual keys that a step may read.
         rows = prompt.index[prompt.visual]
-        # A page is no larger than the budget, so that one fits, and no larger than what is left
-        # out, so that some page is left out.
-        size = max(1, min(self.page, count, len(rows) - count))
+        # Pages are smaller than ``page`` where they have to be: one page at least has to fit into
+        # the budget, and one at least has to be left out.
+        size = max(1, min(self.page, budget, len(rows) - budget))
         page_count, leftover_rows = len(rows) // size, len(rows) % size
-        pages_per_step = max(1, round((count - leftover_rows) / size))
+        pages_per_step = max(1, round((budget - leftover_rows) / size))
         if pages_per_step >= page_count:
             return prompt  # Every page would be read.
-        in_pages = page_count * size
+        rows_in_pages = page_count * size
+        # The text and the last visual rows, too few for a page, are read at every step.
         always_read = ~prompt.visual
-        always_read[rows[in_pages:]] = True
-        paged = Paged(rows[:in_pages].view(page_count, size), pages_per_step)
+        always_read[rows[rows_in_pages:]] = True
+        paged = Paged(rows[:rows_in_pages].view(page_count, size), pages_per_step)
         return replace(prompt.keep_rows(always_read), reading=Reading(paged=paged))
 
 

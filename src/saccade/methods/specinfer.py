@@ -5,9 +5,10 @@ speculative sampling judges one after another. A token x drawn from q is accepte
 
     min(1, p(x) / q(x)),   and after a rejection   p <- norm(max(p - q, 0))
 
-which is ``core/verify.py``. SpecInfer draws siblings *with replacement*: each from the same q, so
-that two may be the same token. *Without replacement* (Jeon et al., 2024; Yang et al., 2024) each
-sibling is drawn from q with the earlier siblings removed, and that law is stored with it:
+which is ``core/verify.py``, so this file only grows the trees. SpecInfer draws siblings *with
+replacement* (``sampled-...``): each from the same q, so that two may be the same token. *Without
+replacement* (``distinct-...``; Jeon et al., 2024; Yang et al., 2024) each sibling is drawn from q
+with the earlier siblings removed, and that law is stored with it:
 
     q <- norm(q without x)
 
@@ -67,10 +68,11 @@ class SampledTree(Shape):
     def grow(self, state: State) -> Growing:
         tree, leaves = Tree(), [ROOT]
         for width in self.widths:
-            scores: Scores = yield tree
+            scores: Scores = yield tree  # The draft has scored every node of the tree so far.
             level_start = len(tree)
             for leaf in leaves:
                 tree = self.branch(tree, scores, leaf, width)
+            # Nothing is drafted after an id that ends the answer.
             ends = scores.rules.end_ids
             new_nodes = range(level_start, len(tree))
             leaves = [node for node in new_nodes if tree.tokens[node] not in ends]
@@ -122,10 +124,11 @@ class DistinctTree(SampledTree):
 
     def next_law(self, law: Tensor, token: int) -> Law | None:
         remaining_law = law.index_fill(0, torch.tensor(token, device=law.device), 0.0)
-        # The number of siblings must not depend on which token was drawn (see ``Tree``). The sum of
-        # ``remaining_law`` may underflow to 0 for one token and not for another, so the tokens that
-        # have a probability above zero are counted instead.
-        return remaining_law / remaining_law.sum() if int(law.count_nonzero()) > 1 else None
+        # Whether there is another sibling must not depend on which token was drawn: a drawn token
+        # stands (see ``Tree``). The sum of ``remaining_law`` may underflow to 0 for one token and
+        # not for another, so the tokens that ``law`` gives a probability above zero are counted.
+        has_other_token = int(law.count_nonzero()) > 1
+        return remaining_law / remaining_law.sum() if has_other_token else None
 
 
 def count_nodes(widths: list[int]) -> int:

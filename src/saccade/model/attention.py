@@ -2,7 +2,8 @@
 
 A forward is a flat list of tokens cut into *segments*, one per request. No request is padded to
 another, and none reads another's keys. This module knows no model: layers call it with q, k and v.
-The mask of a tree comes from ``core.tree.tree_mask``, and its positions from ``Session``.
+For each segment it chooses a kernel, a function that attends, by the number of rows and keys. The
+mask of a tree comes from ``core.tree.tree_mask``, and its positions from ``Session``.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ PartialAttention = tuple[Queries, Float[Tensor, "head new"]]
 # Up to this many rows, the query heads that share a key head are passed to a kernel as further
 # rows of that head ("folded"). Above it, it is faster to pass a kernel all query heads and the
 # fewer key heads, and let it share them (GQA).
-FOLD_LIMIT = 64
+FOLD_LIMIT = 64  # Rows of one segment.
 # A timed call for a prompt makes about this many multiplications at most. It has fewer heads than
 # the model where all of them would make more.
 TIMED_MULTIPLICATIONS = 2**28
@@ -116,6 +117,7 @@ class Step:
         self._key_layers = key_layers
         self._windows = windows
         self._masks_always = masks_always
+        # What :meth:`_visible_keys` has computed, by its arguments.
         self._visible: dict[tuple[int, KeyWindow | None, torch.device], tuple[Tensor, int]] = {}
         self.calls = 0
         """How often layers have called this step. After a forward it is the number of layers if all
@@ -162,6 +164,7 @@ class Step:
             cache.write(layer, segment.first_key, own_k, own_v)
             if segment.row_queries is not None:
                 segment.row_queries.add(layer, own_q, scale)
+            # First case: the rows attend by an explicit mask over all keys.
             if segment.needs_full_mask(window) or extras or self._masks_always:
                 # A layer with a window is not recorded, as it sees few of the recorded columns.
                 if segment.recorder is not None and window is None:
@@ -173,6 +176,8 @@ class Step:
                     out = out[:, -1:]
                 parts.append(out.transpose(0, 1).reshape(out.shape[1], -1))
                 continue
+            # Second case: the rows attend by the segment's kernel. If they are recorded, it may be
+            # replaced by one that also adds up the attention.
             keys, values = cache.read(layer, end)
             if last:
                 # A recorder needs the queries of more rows than the last one.
@@ -183,12 +188,12 @@ class Step:
                 recording_kernel = segment.recorder.recording_kernel(kernel, layer, own_q, scale)
             if recording_kernel is not None:
                 kernel, mask = recording_kernel, None
-            elif last:
+            elif last:  # The segment's kernel was chosen for all its rows.
                 own_q = own_q[:, -1:]
                 kernel, mask = self._choose(segment, 1)
             if mask is not None and mask.device != keys.device:  # The model is on several devices.
                 mask = mask.to(keys.device)
-            if segment.pages is not None:
+            if segment.pages is not None:  # The kernel is called for each row with its own pages.
                 kernel = partial(segment.pages.attend, segment.cache, layer, kernel)
             out = kernel(own_q, keys, values, mask, scale)
             if last:
@@ -213,9 +218,10 @@ def attend_partially(
 ) -> PartialAttention:
     """Returns attention over some of the keys, and the log of the sum its softmax divided by.
 
-    Each query sees all keys, or those that ``visible`` marks, or with ``causal``, which needs as
-    many keys as queries, those up to its own. Where torch has a flash kernel that returns the sums,
-    it is used. Elsewhere a few queries are computed at a time. So memory is O(new + seen).
+    Each query sees all keys, or those that ``visible`` marks. With ``causal`` it sees the keys up
+    to its own, and there must be as many keys as queries. Where torch has a flash kernel that
+    returns the sums, it is used. Elsewhere a few queries are computed at a time. So memory is
+    O(new + seen).
     """
     if q.device.type == "cpu":
         bias = None
@@ -225,8 +231,10 @@ def attend_partially(
             q[None], k[None], v[None], is_causal=causal, attn_mask=bias, scale=scale
         )
         return outputs[0][0], outputs[1][0].to(torch.float32)
-    half = q.dtype in (torch.float16, torch.bfloat16)
-    if q.device.type == "cuda" and half and visible is None and q.shape[-1] % 8 == 0:
+    is_half = q.dtype in (torch.float16, torch.bfloat16)
+    # A GPU's flash kernel takes no mask, only these types, and only widths of a multiple of 8.
+    flash_takes_it = is_half and visible is None and q.shape[-1] % 8 == 0
+    if q.device.type == "cuda" and flash_takes_it:
         outputs = torch.ops.aten._scaled_dot_product_flash_attention(
             q[None], k[None], v[None], is_causal=causal, scale=scale
         )
@@ -283,9 +291,12 @@ def _choose_kernel(
     name = choice.kernel_for(new, segment.end_key)
     device = segment.cache.keys[0].device
     needs_mask = segment.recent_mask is not None or new > 1
-    if new <= FOLD_LIMIT and needs_mask and segment.pages is None and device.type != "cpu":
+    has_pages = segment.pages is not None
+    has_few_rows = new <= FOLD_LIMIT
+    is_plain_on_gpu = device.type != "cpu" and not has_pages
+    if has_few_rows and needs_mask and is_plain_on_gpu:
         return _attend_folded, send_to_device(segment.mask, device).repeat(groups, 1)
-    if new <= FOLD_LIMIT or segment.pages is not None:
+    if has_few_rows or has_pages:
         return FEW_ROW_KERNELS[name], _bias(segment, new, groups, dtype, name)
     if segment.recent_mask is None:
         return MANY_ROW_KERNELS[name], None
@@ -302,7 +313,7 @@ def _bias(segment: Segment, new: int, groups: int, dtype: torch.dtype, name: str
     if segment.recent_mask is None and new == 1:
         return None
     device, mask = segment.cache.keys[0].device, segment.mask
-    last = mask.shape[1]
+    last = mask.shape[1]  # How many of the last keys the segment's mask is about.
     columns = segment.first_key + new if name == "fused" else last
     bias = torch.zeros(new, columns, dtype=dtype, device=device)
     bias[:, columns - last :].masked_fill_(~mask.to(device), float("-inf"))
@@ -407,6 +418,7 @@ def quickest_attention(
         names.append("compiled")
 
     def few_row_calls(rows: int, keys: int) -> dict[str, Callable[[], object]]:
+        """Returns a call to time of each kernel for a few rows, over random queries."""
         timed_heads = min(kv_heads, torch.get_num_threads())
         q = torch.randn(timed_heads * groups, rows, width)
         layer_bytes = 2 * timed_heads * keys * width * dtype.itemsize
@@ -424,6 +436,7 @@ def quickest_attention(
         return {name: partial(attend_in_all_layers, name) for name in names}
 
     def prompt_calls(rows: int, keys: int) -> dict[str, Callable[[], object]]:
+        """Returns a call to time of each kernel for prompts, over random numbers."""
         multiplications_per_head = 2 * rows * keys * width
         max_heads = max(1, min(heads, TIMED_MULTIPLICATIONS // multiplications_per_head))
         timed_group = min(groups, max_heads)

@@ -1,14 +1,20 @@
-"""Captured forwards of models some of whose layers have a state instead of keys.
+"""Captured forwards of hybrid models, some of whose layers have a state instead of keys.
 
-``cuda_graphs`` captures the fused decoder. A hybrid runs by its own modules, which are captured as
-they are: the host then no longer sends their kernels one by one, which is most of what a step of a
-few rows costs. Layers with a state compute by :class:`StaticRows`, whose inputs and outputs stay at
-their addresses.
+A captured forward is a CUDA graph: a GPU replays it without being sent its kernels one by one,
+which is most of what a step of a few rows costs. ``cuda_graphs`` captures the fused decoder of
+other models. A hybrid runs by its own modules, which are captured as they are. Its layers with a
+state compute by :class:`StaticRows`, whose inputs and outputs stay at their addresses.
+
+``recurrent`` describes these layers. A state is a *window*, the last inputs of a convolution, and
+in a Gated DeltaNet also a *memory*. The *update* of a row is how the row would change the state if
+it were committed: its input of the convolution, and what it writes to the memory.
 
 All rows of a request are one tree that starts at its committed state: first the rows that are
-committed by the forward itself, one after the other, then the nodes. So one size serves plain
-decoding, chains and trees. A forward reads the committed state and never changes it. It leaves
-behind the state after its committed rows, and the updates of all nodes, which ``commit`` applies.
+committed by the forward itself, one after the other, then the drafted nodes. Between the state and
+these rows may be earlier nodes of the tree, which other forwards have scored. So one size serves
+plain decoding, chains and trees. A forward reads the committed state and never changes it. It
+leaves behind the state after its committed rows, and the updates of all new nodes, which ``commit``
+applies.
 """
 
 from __future__ import annotations
@@ -64,11 +70,12 @@ from saccade.model.windowed_attention import Extras
 # The types of text models whose modules can be captured. Models with experts are left out: their
 # experts are chosen by the host in every forward, which a CUDA graph cannot repeat.
 CAPTURABLE_MODEL_TYPES = ("qwen3_5_text", "lfm2")
-MAX_REQUESTS = 4  # States of more would take gigabytes, and are stored twice: in caches and here.
+# The most requests of a captured forward. The states of more would take gigabytes, because they are
+# stored twice: in caches and here.
+MAX_REQUESTS = 4
 EARLIER_SIZES = (0, 16, 128)  # How many nodes of each request's tree may have been scored before.
 SOLVED_TOGETHER = 8  # This many rows of a triangular system are solved at once.
-# A size with room for earlier nodes is tried after an ordinary forward has scored so many nodes.
-PROBED_NODES = 2
+PROBED_NODES = 2  # How many earlier nodes there are when a size with room for them is tried.
 
 
 @once
@@ -78,8 +85,11 @@ def can_be_captured(backbone: Backbone) -> bool:
     All its modules must be the library's, unchanged, on one device.
     """
     full = backbone.full_backbone or backbone
-    if not backbone.mixers or not full.key_layer_count or backbone.shares.count > 1:
+    is_hybrid = bool(backbone.mixers) and bool(full.key_layer_count)
+    is_split = backbone.shares.count > 1  # Over several processes.
+    if is_split or not is_hybrid:
         return False
+    # Captured forwards support none of these.
     if backbone.windows or backbone.has_uneven_heads or backbone.rotates_by_length:
         return False
     if backbone.config.model_type not in CAPTURABLE_MODEL_TYPES:
@@ -95,11 +105,11 @@ def can_be_captured(backbone: Backbone) -> bool:
 class RecurrentSize(Size):
     """The size of a captured forward of a model with states."""
 
-    earlier: int = 0  # Nodes of each request's tree that were scored before, at most.
+    earlier: int = 0  # Of each request: how many nodes may have been scored before, at most.
 
 
 class StaticStates:
-    """The states that forwards of some number of requests read, and those they leave behind.
+    """The states that captured forwards of one number of requests read and leave behind.
 
     Forwards start from ``committed_states``. ``states_after`` are the states after the rows that a
     forward commits. All tensors are ``[layer, request, ...]``.
@@ -120,7 +130,7 @@ class StaticStates:
         return self._earlier[count]
 
     def no_updates(self, count: int) -> Updates:
-        """Returns updates of zeros, for so many nodes of each request."""
+        """Returns new updates of zeros, for ``count`` nodes of each request."""
         window, memory = self.committed_states.window, self.committed_states.memory
         layers, requests, _, channels = window.shape
         inputs = window.new_zeros(layers, requests, count, channels)
@@ -138,7 +148,7 @@ class StaticStates:
         """Copies a request's states to its place among the committed states, unless they are there
         already."""
         filled = self._filled[request]
-        if filled is not None and filled() is states:
+        if filled is not None and filled() is states:  # States are never changed in place.
             return
         source, target = states.stacked(), _state_of(self.committed_states, request)
         target.window.copy_(source.window)
@@ -180,7 +190,8 @@ class StaticRows:
                 _copy_updates(target, states.earlier_in_all(count))
 
     def take(self, segments: Sequence[Segment]) -> None:
-        """Gives the requests copies of what the forward left behind: the next one overwrites it."""
+        """Gives the requests copies of what the forward left behind, which the next one overwrites:
+        the states after the committed rows, and the updates of all nodes, earlier ones included."""
         for request, segment in enumerate(segments):
             states, committed = segment.cache.states, segment.committed_rows
             assert states is not None
@@ -237,11 +248,12 @@ class StaticRows:
 
     def _fill_numbers(self, segments: Sequence[Segment]) -> None:
         """Writes what :meth:`_parts` returns, unless it is there already from the step before."""
+        # For chains all of it follows from three counts of each request. Trees are always written.
         are_chains = all(segment.recent_mask is None for segment in segments)
-        numbers = tuple(
+        counts = tuple(
             (each.stop - each.start, each.committed_rows, each.scored_nodes) for each in segments
         )
-        if are_chains and numbers == self._filled:
+        if are_chains and counts == self._filled:
             return
         host = torch.zeros(self._bytes(), dtype=torch.uint8)
         taps, window_places, ancestors, is_committed = self._parts(host)
@@ -252,24 +264,25 @@ class StaticRows:
             ancestors[request, : segment.stop - segment.start] = self._paths(segment)
             is_committed[request, : segment.committed_rows] = True
         for request in range(self.size.requests):
+            # The place of the request's first input among those of all requests.
             first = request * (past + earlier + rows)
             taps[request] = first + find_taps(ancestors[request], past)
-            count = segments[request].committed_rows if request < len(segments) else 0
-            committed = range(past + earlier, past + earlier + count)
+            committed_count = segments[request].committed_rows if request < len(segments) else 0
+            committed = range(past + earlier, past + earlier + committed_count)
             # The window has the last `past` inputs. With past = 3 and one committed row, these are
             # two of the inputs before the tree and the input of the committed row.
-            before_nodes = [*range(past), *committed][count:]
-            window_places[request] = first + torch.tensor(before_nodes, dtype=torch.long)
+            window_inputs = [*range(past), *committed][committed_count:]
+            window_places[request] = first + torch.tensor(window_inputs, dtype=torch.long)
         if self._numbers.device.type == "cuda":
             host = host.pin_memory()  # Torch does not free it before the copy is done.
         self._numbers.copy_(host, non_blocking=True)
-        self._filled = numbers if are_chains else None
+        self._filled = counts if are_chains else None
 
     def _paths(self, segment: Segment) -> Bool[Tensor, "new all"]:
         """Returns which rows are on the path to each row of a segment, as ``_parts`` says."""
         new = segment.stop - segment.start
         committed, scored = segment.committed_rows, segment.scored_nodes
-        nodes = state_rows(segment).ancestors
+        nodes = state_rows(segment).ancestors  # For each new node: earlier nodes, then new ones.
         # A row is on its own path. The first ``earlier`` columns are for the earlier nodes, the
         # others for the rows. The committed rows are on the path to every row after them.
         paths = torch.zeros(new, self.size.earlier + self.size.rows, dtype=torch.bool)
@@ -284,6 +297,8 @@ class StaticRows:
     def convolve(
         self, mixer: Mixer, inputs: Float[Tensor, "all channel"], layer: int
     ) -> Float[Tensor, "all channel"]:
+        """Does what ``recurrent.MixerRows.convolve`` says, and leaves behind the window after the
+        committed rows."""
         inputs_by_request = inputs.view(self.size.requests, self.size.rows, -1)
         old_window = self._states.committed_states.window[layer]
         parts = [old_window, self._earlier.inputs[layer], inputs_by_request]
@@ -299,6 +314,8 @@ class StaticRows:
         return mixer.activate(out.to(inputs))
 
     def read(self, delta: Delta, layer: int) -> Values:
+        """Does what ``recurrent.MixerRows.read`` says, and leaves behind the memory after the
+        committed rows."""
         states, rows = self._states, delta.by_request(self.size.requests)
         assert states.committed_states.memory is not None and states.states_after.memory is not None
         memory = states.committed_states.memory[layer]
@@ -344,18 +361,20 @@ def solve_in_blocks(overlap: Float[Tensor, "*batch row row"], right: Tensor) -> 
     capture.
 
     Blocks of few rows are solved one after another, each by its inverse. The matrix of a block is
-    1 - N, where N has zeros on the diagonal and above it, so a power of N is zero. Then 1/(1 - N)
-    is the product of the 1 + N^(2^i). Entries of N are at most 1, so powers of so few rows stay
-    small.
+    1 - N, where N has zeros on the diagonal and above it. For n rows N^n is zero, so the inverse is
+    the sum of the powers of N below n. For n = 4 it is 1 + N + N^2 + N^3 = (1 + N^2)(1 + N), and
+    for larger n there are further factors 1 + N^4 and so on. Entries of N are at most 1, so powers
+    of so few rows stay small.
     """
     rows = overlap.shape[-1]
     parts: list[Tensor] = []
     for start in range(0, rows, SOLVED_TOGETHER):
         block = slice(start, min(start + SOLVED_TOGETHER, rows))
         known = right[..., block, :]
+        # The rows that are solved already go to the right side.
         if parts:
             known = known - overlap[..., block, :start] @ torch.cat(parts, -2)
-        power = -overlap[..., block, block].tril(-1)
+        power = -overlap[..., block, block].tril(-1)  # N
         # So far ``known`` is multiplied by the sum of the powers of N below ``reach``.
         reach = 1
         while reach < block.stop - block.start:
@@ -406,6 +425,7 @@ class RecurrentGraphs(CudaGraphs):
 
     @staticmethod
     def refuse_unsupported(backbone: Backbone) -> None:
+        """Raises ModelError for a model that :func:`can_be_captured` excludes."""
         if not can_be_captured(backbone):
             raise ModelError(
                 f"captured steps do not support this {backbone.config.model_type}: they need the "
@@ -413,6 +433,8 @@ class RecurrentGraphs(CudaGraphs):
             )
 
     def _size(self, segments: Sequence[Segment], kind: AttentionKind) -> Size | None:
+        """Returns the smallest size for these segments, with room for their earlier nodes; None
+        where there is none."""
         size = super()._size(segments, kind)
         scored = max(segment.scored_nodes for segment in segments)
         if size is None or size.requests > MAX_REQUESTS or scored > EARLIER_SIZES[-1]:
@@ -476,6 +498,8 @@ class RecurrentGraphs(CudaGraphs):
         )
 
     def _first_layers_agree(self, kind: AttentionKind, size: Size, probe: Probe) -> bool:
+        """Returns whether the hidden states after the first layers of a captured forward are those
+        of an ordinary one, to rounding."""
         depth = min(CHECKED_LAYERS, self._backbone.layer_count)
         rows = probe.rows(size, self._backbone.embedding_count, kind.may_branch)
         with written_hidden_states(rows.segments, depth, self._backbone) as states:
@@ -493,6 +517,10 @@ class RecurrentGraphs(CudaGraphs):
         )
 
     def _capture_one(self, kind: AttentionKind, size: Size, probe: Probe) -> None:
+        """Captures a size and compares it with an ordinary forward, as ``CudaGraphs`` does.
+
+        The states and keys of the requests that it is tried with are restored afterwards.
+        """
         earlier = PROBED_NODES if self._rows_of(size).size.earlier else 0
         probe = RecurrentProbe(probe.caches, probe.position, probe.ordinary, earlier)
         with ExitStack() as stack:
@@ -509,12 +537,16 @@ class RecurrentGraphs(CudaGraphs):
 
 @dataclass(frozen=True)
 class RecurrentProbe(Probe):
-    """What a size is tried with: for each request either a committed row and nodes after it, or
-    nodes after ``earlier`` nodes, which an ordinary forward has scored before."""
+    """What a new size is tried with, to compare it with an ordinary forward.
 
-    earlier: int
+    For each request it has either a committed row and nodes after it, or nodes after ``earlier``
+    nodes, which an ordinary forward has scored before.
+    """
+
+    earlier: int  # 0 for sizes without room for earlier nodes.
 
     def rows(self, size: Size, embeddings: int, may_branch: bool) -> Rows:
+        """Returns the rows of a trial, for a model of ``embeddings`` ids."""
         rows = super().rows(size, embeddings, may_branch)
         segments = []
         for segment in rows.segments:
@@ -537,13 +569,13 @@ class RecurrentProbe(Probe):
         """Returns the nodes to be scored before the others: a chain after each cache's tokens."""
         segments = []
         for number, cache in enumerate(self.caches):
-            start, at = number * self.earlier, self._start(cache, size)
-            segments.append(Segment(cache, start, start + self.earlier, at))
-        count = range(self.earlier * len(segments))
+            start, first_key = number * self.earlier, self._start(cache, size)
+            segments.append(Segment(cache, start, start + self.earlier, first_key))
+        rows = range(self.earlier * len(segments))
         # The factor is a prime, so the ids all differ unless the vocabulary is a multiple of it.
-        ids = [(104729 * (row + 1)) % embeddings for row in count]
-        positions = [self.position + 1 + row % self.earlier for row in count]
-        return Rows(segments, ids, positions, [*count])
+        ids = [(104729 * (row + 1)) % embeddings for row in rows]
+        positions = [self.position + 1 + row % self.earlier for row in rows]
+        return Rows(segments, ids, positions, [*rows])
 
     def _start(self, cache: Cache, size: Size) -> int:
         """Returns the first row of a cache that the trial writes: the one after its tokens, or an
@@ -552,7 +584,8 @@ class RecurrentProbe(Probe):
 
 
 def _repeat_for_requests(empty: State, requests: int) -> State:
-    """Returns the states of so many requests, ``[layer, request, ...]``, each of which is empty."""
+    """Returns a state that stacks those of so many requests, ``[layer, request, ...]``, each of
+    which is a copy of ``empty``."""
     window = empty.window[:, None].repeat(1, requests, 1, 1)
     if empty.memory is None:
         return State(window)
@@ -560,13 +593,13 @@ def _repeat_for_requests(empty: State, requests: int) -> State:
 
 
 def _state_of(states: State, request: int) -> State:
-    """Returns the states of one request, of ``[layer, request, ...]``."""
+    """Returns one request's part of states ``[layer, request, ...]``, as a view."""
     memory = None if states.memory is None else states.memory[:, request]
     return State(states.window[:, request], memory)
 
 
 def _updates_of(updates: Updates, request: int) -> Updates:
-    """Returns the updates of one request, of ``[layer, request, ...]``."""
+    """Returns one request's part of updates ``[layer, request, ...]``, as a view."""
     writes = updates.writes
     if writes is not None:
         writes = Writes(
@@ -576,6 +609,7 @@ def _updates_of(updates: Updates, request: int) -> Updates:
 
 
 def _copy_updates(target: Updates, source: Updates) -> None:
+    """Copies the numbers of ``source`` into the tensors of ``target``."""
     target.inputs.copy_(source.inputs)
     if target.writes is not None and source.writes is not None:
         target.writes.keys.copy_(source.writes.keys)

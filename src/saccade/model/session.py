@@ -1,7 +1,8 @@
 """A model at work on a batch of requests: ``score`` trees, ``commit`` tokens.
 
-``score`` is a pure function of (prompt, committed text, tree); the cache only makes it fast. Plain
-decoding is an empty tree. A draft that grows is a tree that is scored again with more nodes.
+The target has a session, and so has each draft that is a model. ``score`` is a pure function of
+(prompt, committed text, tree); the cache only makes it fast. Plain decoding is an empty tree. A
+draft that grows is a tree that is scored again with more nodes.
 """
 
 from __future__ import annotations
@@ -55,20 +56,21 @@ class RequestState:
 
     cache: Cache
     context: list[int]  # token ids of the prompt and the text
-    first_position: int  # of the first token of the text
-    text_length: int = 0  # of the text
+    first_position: int  # the position of the text's first token
+    text_length: int = 0  # in tokens
     answer_length: int = 0  # tokens of this turn's answer; the next token's noise has this number
     pending: list[int] = field(default_factory=list)  # last tokens of the text, without keys yet
     root_logits: Tensor | None = None  # at the end of the text; None while tokens are pending
-    # Reads the likeliest tokens of the same row; None unless a captured forward computed the row.
+    # Reads the likeliest tokens at the end of the text; None unless a captured forward (a replayed
+    # CUDA graph) has computed them.
     root_likeliest: ReadTop | None = None
     source: Cache | None = None  # of a fork: the cache it copies the keys of committed text from
-    prompt_rows: tuple[int, int] = (0, 0)  # rows of the prompt in this cache, and in the source
-    copied_tokens: int = 0  # tokens of the text whose keys were copied from the source
+    prompt_rows: tuple[int, int] = (0, 0)  # the prompt's number of rows here, and in the source
+    copied_tokens: int = 0  # how many tokens of the text have keys that were copied from the source
     tree: Tree = Tree()  # the tree scored last; its keys follow the committed ones in the cache
-    node_logits: list[Tensor] = field(default_factory=list)  # of the tree
-    node_likeliest: list[ReadTop | None] = field(default_factory=list)  # the same for each node
-    reused_rows: int = 0  # rows of the prompt whose keys come from an earlier request
+    node_logits: list[Tensor] = field(default_factory=list)  # after each node of the tree
+    node_likeliest: list[ReadTop | None] = field(default_factory=list)  # as above, for each node
+    reused_rows: int = 0  # how many rows of the prompt have keys that an earlier request computed
     noise_number: int = 0  # its number among the requests of its call, which selects its noise
     # The rows committed last, if their attention may be asked for (``follow_rows``).
     recent_rows: RecentRows | None = None
@@ -82,11 +84,12 @@ class RequestState:
 class Session:
     """Scores and commits over a KV cache, one :class:`RequestState` per prompt.
 
-    ``vocab`` clips the distributions to the ids that draft and target share. ``banned`` ids are
-    never proposed (placeholders of images and videos). Both make up the session's ``vocabulary``.
-    ``room`` is how many tokens an answer may have before its cache grows, and ``chunk`` how many
-    tokens of a prompt a forward reads. ``cuda_graphs`` runs steps of fixed sizes, which are
-    captured once per model; None runs them where that is faster (on GPUs).
+    ``rules`` are each request's sampling rules, which its scores apply. ``vocab`` clips the
+    distributions to the ids that draft and target share. ``banned`` ids are never proposed
+    (placeholders of images and videos). Both make up the session's ``vocabulary``. ``room`` is how
+    many tokens an answer may have before its cache grows, and ``chunk`` how many tokens of a prompt
+    a forward reads. ``cuda_graphs`` runs steps of fixed sizes, which are captured once per model;
+    None runs them where that is faster (on GPUs).
     """
 
     def __init__(
@@ -181,6 +184,7 @@ class Session:
             cache = self.new_cache(len(prompt) + self._room, keeps_all_keys=keeps_all_keys)
         if hidden_layers and old is None:
             cache.hidden = model.hidden_states(hidden_layers, len(prompt) + self._room)
+        # What is recorded: the attention of the ``text`` rows on the visual rows, the ``columns``.
         columns = prompt.visual.nonzero().squeeze(-1)
         text = prompt.text_after()
         recorded_columns = len(columns) if record else 0
@@ -190,6 +194,8 @@ class Session:
             model.key_layer_count, model.kv_heads, 2, recorded_columns, device=model.device
         ).float()
         hidden = prompt.embeds[:0]
+        # As many leading rows as possible are reused: the request's own, or those of a prompt in
+        # the prefix cache.
         reused_rows, prefix_key = 0, None
         # Rows whose logits or attention are needed must be computed, even if they are stored.
         first_needed = int(text[0]) if recorded_columns and len(text) else len(prompt)
@@ -204,6 +210,7 @@ class Session:
                 old.reserve(len(prompt) + self._room)
         elif self._prefixes is not None:
             reused_rows, prefix_key = self._prefixes.copy_longest(prompt, cache, max_reused)
+        # The other rows are read in chunks, whose borders are ``ends``.
         ends = chunk_ends(reused_rows, len(prompt), self.chunk)
         lengths_to_store = _lengths_to_store(prompt)
         # States can be stored only at the end of a chunk.
@@ -335,9 +342,10 @@ class Session:
     ) -> None:
         """Starts requests whose keys are copied from another session, the source.
 
-        Each request gets those rows of a prefill's cache that its prompt names. Later, the keys of
-        committed text are copied from the source too, which is exact and needs no forward.
-        ``can_reselect`` allows :meth:`reselect` to change the rows of the prompt.
+        Such a request is a fork. By forks the target drafts for itself, mostly over a part of its
+        own keys. Each request gets those rows of a prefill's cache that its prompt names. Later,
+        the keys of committed text are copied from the source too, which is exact and needs no
+        forward. ``can_reselect`` allows :meth:`reselect` to change the rows of the prompt.
         """
         for number, (prefill, prompt) in enumerate(zip(prefills, prompts, strict=True)):
             source = prefill.cache
@@ -516,9 +524,10 @@ class Session:
         self.requests[number] = RequestState(self._filled_cache(context, room), [], context)
 
     def _filled_cache(self, context: int, room: int) -> Cache:
+        """Returns a cache of ``context`` meaningless keys, with room for ``room`` more."""
         cache = self.new_cache(context + room)
         for tensor in (*cache.keys, *cache.values):
-            tensor.fill_(1)  # A forward over random keys takes as long, but they take time to make.
+            tensor.fill_(1)  # Random numbers would take longer to make, and a forward as long.
         cache.advance(context)
         if cache.states is not None:
             cache.states.snapshot()  # Steps are timed from here, again and again.
@@ -545,13 +554,14 @@ class Session:
             if not pending_count and not nodes:
                 continue
             forward.ids.extend((*request.pending, *nodes))
+            # The position after the text. Nodes of depth 1 have it too.
             end = request.first_position + request.text_length
             forward.positions.extend(range(end - pending_count, end))
             depths = trees_.depths(tree.parents)[old_nodes:]
             forward.positions.extend(end - 1 + depth for depth in depths)
             # Of the pending tokens only the last one's logits are needed.
             forward.logit_rows.extend(range(start + max(pending_count - 1, 0), len(forward.ids)))
-            at = request.cache.length + old_nodes
+            first_key = request.cache.length + old_nodes
             mask = None
             if not trees_.is_chain(tree):
                 mask = trees_.tree_mask(tree, old_nodes, pending_count)
@@ -562,7 +572,7 @@ class Session:
                     request.cache,
                     start,
                     stop,
-                    at,
+                    first_key,
                     recent_mask=mask,
                     row_queries=queries,
                     pages=request.pages,
@@ -576,11 +586,11 @@ class Session:
 
     def _scores(self, trees: Mapping[int, Tree], rows: RowLogits) -> dict[int, Scores]:
         """Returns the scores of trees, from the logits of the rows that were added for them."""
-        # A captured forward has given banned ids the logit -inf already, and has computed the
-        # likeliest tokens, by which it is recognised here.
-        is_clipped = None not in rows.likeliest
+        # Only a captured forward computes the likeliest tokens. It has also given banned ids the
+        # logit -inf already.
+        is_captured = None not in rows.likeliest
         new_logits = list(
-            rows.logits[:, : self._vocab] if is_clipped else self._keep_draftable_ids(rows.logits)
+            rows.logits[:, : self._vocab] if is_captured else self._keep_draftable_ids(rows.logits)
         )
         new_likeliest = [*rows.likeliest]
         scores = {}
@@ -675,11 +685,12 @@ class Session:
         return model.logits(hidden)
 
     def _step(self, segments: list[Segment]) -> Step:
+        """Returns the attention of one forward over these segments."""
         model = self.backbone
-        groups = model.heads // model.kv_heads
+        query_heads_per_kv_head = model.heads // model.kv_heads
         return Step(
             segments,
-            groups,
+            query_heads_per_kv_head,
             model.dtype,
             model.attention_choice,
             model.key_layers,
@@ -706,8 +717,8 @@ def score_together(
 
 
 def forward_rows(chunk: int = PREFILL_CHUNK_TOKENS) -> int:
-    """Returns how many rows a forward over a prompt has at most: its last chunk may be longer than
-    the others."""
+    """Returns how many rows a forward over a prompt has at most. The last chunk may be longer than
+    the others by a quarter, see :func:`chunk_ends`."""
     return chunk + chunk // 4
 
 
@@ -720,7 +731,8 @@ def session_of(model: Backbone, rules: Rules, *, cuda_graphs: bool | None = None
 def chunk_ends(start: int, stop: int, chunk: int) -> list[int]:
     """Returns the borders of a prompt's chunks, ``start`` and ``stop`` included.
 
-    A last chunk of few rows is joined to the one before, because every forward has a fixed cost.
+    A last chunk of at most a quarter of ``chunk`` is joined to the one before, because every
+    forward has a fixed cost. With chunks of 2048, 4500 rows have the borders 0, 2048 and 4500.
     """
     return [*range(start, max(start + 1, stop - chunk // 4), chunk), stop]
 

@@ -1,8 +1,9 @@
 """Stores outputs of a vision tower, so that later prompts with the same media do not run it again.
 
 A prompt's pictures reach the tower in one call. Here such a call is cut into its media (pictures
-and videos), and the tower runs only on those that are new. Media that run together are stored as
-one output. Such an output is never taken apart: outputs of several runs are only joined.
+and videos), and the tower runs only on those that are new. Neighbouring new media run together, and
+are stored as one output under the digests of all of them. Such an output is never taken apart:
+outputs of several runs are only joined.
 """
 
 from __future__ import annotations
@@ -34,11 +35,14 @@ class Store(Protocol):
     def runs_separately(self) -> bool:
         """Whether new media run one by one. Otherwise those side by side run together."""
 
-    def get(self, key: Hashable) -> Any: ...
+    def get(self, key: Hashable) -> Any:
+        """Returns what is stored under a key; None where nothing is."""
 
-    def put(self, key: Hashable, value: Any, size: int) -> None: ...
+    def put(self, key: Hashable, value: Any, size: int) -> None:
+        """Stores a value of ``size`` bytes."""
 
-    def digest(self, *values: Any) -> bytes: ...
+    def digest(self, *values: Any) -> bytes:
+        """Returns a digest of values, the same for equal values."""
 
 
 class ConversationVision:
@@ -92,12 +96,13 @@ class ConversationVision:
 class MediaCall:
     """A call of a vision method, cut into its media.
 
-    ``rows`` has a 0, and then the end of each medium among the rows of the pixels.
+    ``rows`` has a 0, and then the end of each medium among the rows of the pixels. Two pictures of
+    64 rows each give 0, 64, 128.
     """
 
     method: Callable[..., Any]
-    arguments: Mapping[str, Any]
-    pixels: str  # the name of the argument that holds them
+    arguments: Mapping[str, Any]  # all arguments, by their names
+    pixels: str  # the name of the argument that has the pixels
     rows: Sequence[int]
 
     @classmethod
@@ -109,6 +114,7 @@ class MediaCall:
         With a ``..._grid_thw`` argument, a medium has t * h * w rows of the pixels. Without such an
         argument each row is a medium, and the pixels must have three dimensions or more.
         """
+        # All arguments get their names. That is impossible for those of a ``*args``.
         try:
             bound = inspect.signature(method).bind(*args, **kwargs)
         except TypeError:
@@ -120,6 +126,7 @@ class MediaCall:
                 return None
             arguments |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
         tensors = {name: each for name, each in arguments.items() if isinstance(each, Tensor)}
+        # The pixels are the first tensor of floats.
         pixels = next((name for name, each in tensors.items() if each.is_floating_point()), None)
         if pixels is None:
             return None
@@ -130,15 +137,17 @@ class MediaCall:
         ends = [0, *torch.tensor(counts, dtype=torch.long).cumsum(0).tolist()]
         call = cls(method, arguments, pixels, ends)
         covers_pixels = bool(counts) and ends[-1] == len(tensors[pixels])
-        # Each tensor must have one entry for each medium, or one for each row of the pixels.
+        # Each tensor must have one entry for each medium, or one for each row of the pixels, so
+        # that :meth:`part` can cut it.
         lengths = {each.shape[0] if each.ndim else 0 for each in tensors.values()}
-        return call if covers_pixels and lengths <= {len(call), ends[-1]} else None
+        can_be_cut = lengths <= {len(call), ends[-1]}
+        return call if covers_pixels and can_be_cut else None
 
     def __len__(self) -> int:
         return len(self.rows) - 1
 
     def part(self, start: int, stop: int) -> dict[str, Any]:
-        """Returns the arguments of some of the media."""
+        """Returns the arguments for the media ``start:stop`` alone."""
         if (start, stop) == (0, len(self)):
             return dict(self.arguments)
 
@@ -152,12 +161,13 @@ class MediaCall:
         return {name: cut(value) for name, value in self.arguments.items()}
 
     def run(self, start: int, stop: int) -> Any:
-        """Runs the method on some of the media."""
+        """Runs the method on the media ``start:stop``."""
         return self.method(**self.part(start, stop))
 
 
 def cache_vision(model: Any, store: Store | None) -> AbstractContextManager[None]:
-    """While this lasts the model's vision tower does not run on media whose output is stored."""
+    """Returns a context in which the model's vision tower does not run on media whose output is
+    stored. Without a store it changes nothing."""
     if store is None:
         return nullcontext()
     owner = model.base_model
@@ -181,11 +191,11 @@ def cache_vision(model: Any, store: Store | None) -> AbstractContextManager[None
 
 
 def run_new_media(store: Store, owner: tuple[Hashable, ...], media: MediaCall) -> Any:
-    """Returns the output of a call, which runs only on those media that the store lacks.
+    """Returns the output of a call, and runs the call only on those media that the store lacks.
 
-    ``owner`` begins every key of the store: it names the model and its method. New media that are
-    side by side run together, unless the store runs media separately. Where it is unknown how
-    outputs are joined, the method runs once more on all media.
+    ``owner`` begins every key of the store: it names the model and its method. Neighbouring new
+    media run together, or one by one if the store ``runs_separately``. Where it is unknown how the
+    outputs can be joined, the method runs once more on all media.
     """
     digests = [
         store.digest(sorted(media.part(number, number + 1).items())) for number in range(len(media))
@@ -217,8 +227,9 @@ def run_new_media(store: Store, owner: tuple[Hashable, ...], media: MediaCall) -
 def _longest_stored(
     store: Store, owner: tuple[Hashable, ...], digests: Sequence[bytes], start: int
 ) -> tuple[int, Any]:
-    """Returns the largest number of media from ``start`` on that were run together, with their
+    """Returns the largest number of media from ``start`` on whose common output is stored, and that
     output; (0, None) where there are none."""
+    # How many media ran together each time that the run began with this one.
     lengths: frozenset[int] = store.get((*owner, digests[start], "lengths")) or frozenset()
     for length in sorted(lengths, reverse=True):
         output = store.get((*owner, *digests[start : start + length]))
@@ -237,7 +248,8 @@ def _run_and_store(
 ) -> Any:
     """Runs media ``start:stop`` together and stores their output under all of their digests.
 
-    Under the first digest it also notes how many ran together, for :func:`_longest_stored`.
+    Under the first digest and "lengths", it also stores how many ran together, so that
+    :func:`_longest_stored` need not try every number.
     """
     output = media.run(start, stop)
     if isinstance(output, ModelOutput):
@@ -292,6 +304,7 @@ def _make_output(kind: type[ModelOutput], values: Mapping[str, Any]) -> ModelOut
 
 
 def _join_field(name: str, values: Sequence[Any]) -> Any:
+    """Joins a field of several outputs; returns None where it is unknown how."""
     if name not in FIELDS_BY_LAYER:
         return join_values(values)
     layers = [join_values(layer) for layer in zip(*values, strict=True)]

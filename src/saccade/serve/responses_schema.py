@@ -1,8 +1,9 @@
 """The JSON of OpenAI's Responses API, as far as a model alone can answer it.
 
-A request is converted to a `ChatRequest`, so messages, media, tools and formats mean the same here
-as in a chat completion. Nothing is stored: a client sends the items of earlier responses back
-itself.
+A request's input is a list of items: messages, calls of functions, outputs of these functions, and
+reasoning. The request is converted to a `ChatRequest`, so messages, media, tools and formats mean
+the same here as in a chat completion. Nothing is stored: a client sends the items of earlier
+responses back itself.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ class MessageItem(Item):
 
     @model_validator(mode="after")
     def _check_content(self) -> MessageItem:
-        if self.role != "user" and len(self.texts) < len(self.parts):
+        has_media = len(self.texts) < len(self.parts)
+        if self.role != "user" and has_media:
             raise ValueError(f"a message of role {self.role} may contain only text")
         return self
 
@@ -221,6 +223,7 @@ class ResponsesRequest(RequestFields):
     context_management: Annotated[list[Any], Field(max_length=0)] | None = None
     moderation: Literal[None] = None
 
+    # Errors are about fields of a `ChatRequest`, and give them the names that the client has used.
     client_field_names: ClassVar[Mapping[str, str]] = {
         "messages": "input",
         "max_completion_tokens": "max_output_tokens",
@@ -231,8 +234,12 @@ class ResponsesRequest(RequestFields):
     @property
     def completion_request(self) -> ChatRequest:
         """This request as a request for a chat completion. Raises pydantic's ValidationError."""
-        shared = {name: getattr(self, name) for name in RequestFields.model_fields}
-        shared = {name: value for name, value in shared.items() if name in self.model_fields_set}
+        # Of the fields that both kinds of requests have, those that the client has set.
+        shared = {
+            name: getattr(self, name)
+            for name in RequestFields.model_fields
+            if name in self.model_fields_set
+        }
         converted = {
             "messages": list(self._messages()),
             "max_completion_tokens": self.max_output_tokens,
@@ -280,6 +287,7 @@ class ResponsesRequest(RequestFields):
         if isinstance(self.input, str):
             yield UserMessage(role="user", content=self.input)
             return
+        # Items of the model are gathered in ``turn`` until one comes that does not continue it.
         turn = AssistantTurn()
         for item in self.input:
             if not turn.takes(item):
@@ -298,7 +306,7 @@ class ResponsesRequest(RequestFields):
                     yield ToolMessage(role="tool", content=texts, tool_call_id=item.call_id)
                 case MessageItem(role="user"):
                     yield UserMessage(role="user", content=item.parts)
-                case MessageItem():
+                case MessageItem():  # Of a system or a developer.
                     yield SystemMessage(role="system", content=item.texts)
         yield from turn.messages()
 

@@ -1,4 +1,8 @@
-"""A server's settings and state, and the engine that answers once its models are loaded."""
+"""A server's settings and state, and the engine that answers once its models are loaded.
+
+The HTTP routes (``routes``) hold the :class:`Service` from the start, so that they can answer while
+the models are being loaded.
+"""
 
 from __future__ import annotations
 
@@ -72,10 +76,11 @@ class BoundedThreads:
 class Engine:
     """The parts that answer requests, once the models are loaded."""
 
-    queue: RequestQueue
-    reader: RequestReader
-    decode: Callable[[Sequence[int]], str]
-    close: Callable[[], None] = lambda: None
+    queue: RequestQueue  # Runs the models in a thread of its own.
+    reader: RequestReader  # Turns a request's text and media into the models' inputs.
+    decode: Callable[[Sequence[int]], str]  # Returns the text of token ids.
+    close: Callable[[], None] = lambda: None  # Ends the processes that decode media.
+    # Media and prompts of earlier requests.
     prefix_cache: PrefixCache = field(default_factory=lambda: PrefixCache(0))
 
     def stop(self) -> None:
@@ -93,10 +98,10 @@ class Service:
 
     settings: ServerSettings
     engine: Engine | None = None  # None until the models are loaded.
-    is_draining: bool = False
+    is_draining: bool = False  # Whether it shuts down: it takes no new requests.
     failure: Exception | None = None  # Why the models could not be loaded.
     metrics: Metrics = field(default_factory=Metrics)
-    started_at: int = field(default_factory=lambda: int(time.time()))
+    started_at: int = field(default_factory=lambda: int(time.time()))  # Seconds since 1970.
     reader_threads: BoundedThreads = field(
         default_factory=lambda: BoundedThreads(MAX_READER_THREADS)
     )
@@ -128,10 +133,11 @@ class Service:
 
 
 def build_service(settings: ServerSettings) -> tuple[Service, Callable[[], Engine]]:
-    """Returns the service, still without models, and the function that loads them.
+    """Returns the service, still without models, and the function that loads them and returns the
+    engine.
 
-    Both are what `routes.make_app` takes. Raises MethodError for an unknown method; the returned
-    function raises what goes wrong in loading.
+    `routes.make_app` takes both. Raises MethodError for an unknown method; the returned function
+    raises what goes wrong in loading.
     """
     recipe = resolve_recipe(settings)
     if recipe.drafts_beside_target:
@@ -159,7 +165,7 @@ def resolve_recipe(settings: ServerSettings) -> Recipe:
 def make_engine(
     settings: ServerSettings, recipe: Recipe, target: Loaded, draft: Loaded | None
 ) -> Engine:
-    """Returns an engine of these models."""
+    """Returns an engine that answers with these models, by a method's recipe."""
     pool = DecoderPool(processes=MEDIA_DECODERS)
     prefix_cache = PrefixCache(settings.prefix_cache_bytes)
     # A prompt whose beginning comes from the cache is prefilled in other chunks, and so rounded

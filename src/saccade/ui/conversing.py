@@ -1,4 +1,7 @@
-"""The logic of the page of ``saccade ui --chat``; ``chat_page`` has its layout."""
+"""The logic of the page of ``saccade ui --chat``: a conversation with the model about files.
+
+``chat_page`` has the page's layout, and calls :class:`PageConversation`.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ from saccade.ui.page_run import PageSettings, read_clip
 class Uploads:
     """The files of a question: pictures and videos, and texts with their files' names."""
 
-    clips: Sequence[Clip]
-    documents: Sequence[str]
+    clips: Sequence[Clip]  # The pictures and videos.
+    documents: Sequence[str]  # The texts.
     document_names: Sequence[str]
 
     @classmethod
@@ -50,10 +53,11 @@ class Exchange:
     question: str
     uploads: Uploads
     answer: str
-    reused_tokens: int
+    reused_tokens: int  # Tokens of the prompt that were in the conversation's KV cache.
 
     @property
     def html(self) -> str:
+        """The exchange as HTML, with strips of the frames of its clips."""
         clips = self.uploads.clips
         strips = "".join(pictures.strip(clip.frames, [*clip.timestamps]) for clip in clips)
         reused = f"{self.reused_tokens} tokens reused from the cache" if self.reused_tokens else ""
@@ -68,7 +72,7 @@ class _TabConversation:
     tab: str
     chat: Chat
     exchanges: list[Exchange] = field(default_factory=list)
-    prompt_tokens: int = 0  # The length of the last question's prompt.
+    prompt_tokens: int = 0  # The last question's prompt, which has all turns before it.
 
 
 class PageConversation:
@@ -132,6 +136,8 @@ class PageConversation:
             )
 
     def _conversation_of(self, tab: str) -> _TabConversation:
+        """Returns the conversation, and begins it if there is none. Raises OptionError if it is
+        another tab's."""
         with self._lock:
             if self._conversation is None:
                 chat = self.model.chat(

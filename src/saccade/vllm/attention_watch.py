@@ -1,9 +1,9 @@
 """Records how much a prompt's text attends to its visual tokens, in vLLM's own attention layers.
 
-The ``impl.forward`` of each layer is replaced by a function that records and then calls it. This
-works because a layer calls ``impl.forward`` outside of any compiled graph, with rotated queries and
-keys. vLLM may read a prompt in chunks, so the keys of earlier chunks are stored until the prompt's
-end.
+By this attention the view chooses which visual tokens the draft reads. The ``impl.forward`` of each
+layer is replaced by a function that records and then calls it. This works because a layer calls
+``impl.forward`` outside of any compiled graph, with rotated queries and keys. vLLM may read a
+prompt in chunks, so the keys of earlier chunks are stored until the prompt's end.
 
 A prompt is not recorded if its keys do not fit into ``memory``, or if its beginning comes from
 vLLM's prefix cache, because then ``impl.forward`` does not get the keys of that part. The draft's
@@ -37,13 +37,13 @@ class _PromptAttention:
     complete once all chunks were added, see ``AttentionMass``.
     """
 
-    visual_rows: Tensor  # [seen]
+    visual_rows: Tensor  # [seen]: the rows of the visual tokens.
     text_start: int  # The first row after the last visual one.
     length: int  # Of the whole prompt, in rows.
     mass: Tensor  # [layer, kv_head, seen]
     relevance: Tensor  # [layer, kv_head, seen]
     keys: list[list[Tensor]]  # For each layer the keys of the chunks so far.
-    key_bytes: int  # What the keys of the whole prompt take.
+    key_bytes: int  # The bytes of the keys of the whole prompt, over all layers.
     position: int = 0  # How many rows all layers have recorded.
 
 
@@ -51,15 +51,14 @@ class _PromptAttention:
 class AttentionWatch:
     """Watches the decoder layers of a runner's target while prompts are read.
 
-    ``layers`` are vLLM's attention layers by name. The keys of ``placeholders`` are the ids of
-    visual tokens. ``memory`` limits the bytes of the stored keys of all prompts together.
+    A runner is vLLM's object that runs the target on one device.
     """
 
     runner: Any
-    layers: Mapping[str, Any]
-    placeholders: Mapping[int, Any]
-    memory: float = math.inf
-    _prompts: dict[str, _PromptAttention] = field(default_factory=dict)
+    layers: Mapping[str, Any]  # vLLM's attention layers by name.
+    placeholders: Mapping[int, Any]  # Its keys are the ids of visual tokens.
+    memory: float = math.inf  # The most bytes of the stored keys of all prompts together.
+    _prompts: dict[str, _PromptAttention] = field(default_factory=dict)  # By vLLM's request id.
 
     def __post_init__(self) -> None:
         self._watched_layers = [layer for layer in self.layers.values() if _is_decoder_layer(layer)]
@@ -90,14 +89,16 @@ class AttentionWatch:
     def record(self, number: int, impl: Any, query: Tensor, key: Tensor, metadata: Any) -> None:
         """Records what the rows of prompts with media attend to in one layer, in one step.
 
-        ``number`` is the layer's among the watched ones. ``query`` and ``key`` are [token, head,
-        head_dim], of all requests one after another.
+        ``number`` is the layer's among the watched ones, and ``impl`` is vLLM's object that
+        attends there. ``query`` and ``key`` are [token, head, head_dim], of all requests one after
+        another. ``metadata`` is vLLM's about this step, and says where each request's rows begin.
         """
         batch, starts = self.runner.input_batch, metadata.query_start_loc.tolist()
         if number == 0:  # It is the first layer of a new step.
             self.forget_ended()
         for index, name in enumerate(batch.req_ids):
             state, (start, stop) = self.runner.requests[name], starts[index : index + 2]
+            # How many of the request's tokens earlier steps have read.
             position = int(batch.num_computed_tokens_cpu[index])
             if position >= state.num_prompt_tokens or not state.mm_features:
                 continue  # The request is decoding, or its prompt has no video or picture.
@@ -142,8 +143,11 @@ def _add_chunk(
     prompt: _PromptAttention, number: int, impl: Any, query: Tensor, key: Tensor, position: int
 ) -> None:
     """Adds the attention of a chunk in one layer, from those of its rows that are text after the
-    last visual row. ``position`` is the chunk's first row in the prompt. A chunk may go on beyond
-    the prompt, where vLLM reads a request again with its answer; those rows are left out."""
+    last visual row.
+
+    ``position`` is the chunk's first row in the prompt. A chunk may go on beyond the prompt, where
+    vLLM reads a request again with its answer; those rows are left out.
+    """
     heads, group = impl.num_kv_heads, impl.num_heads // impl.num_kv_heads
     layer_keys = prompt.keys[number]
     # The keys are copied, because vLLM may use their buffer again.
@@ -172,12 +176,18 @@ def _add_chunk(
 
 
 def _is_decoder_layer(layer: Any) -> bool:
-    """Returns whether vLLM marks a layer as attention of a decoder; a vision tower has no such."""
+    """Returns whether vLLM marks a layer as attention of a decoder. Those of a vision tower are not
+    marked so."""
     attributes = vars(layer)
     return "impl" in attributes and attributes.get("attn_type") == "decoder"
 
 
 def _watched_forward(watch: AttentionWatch, number: int, forward: Any) -> Any:
+    """Returns a function that records what a layer attends to and then calls ``forward``.
+
+    If recording fails, it stops for all layers, and the target goes on without it.
+    """
+
     def forward_and_record(
         layer: Any, query: Tensor, key: Tensor, *args: Any, **kwargs: Any
     ) -> Any:

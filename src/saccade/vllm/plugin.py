@@ -1,10 +1,12 @@
 """Gives Saccade's draft its model runner: a plug-in that vLLM loads in each of its processes.
 
-vLLM passes a custom draft class its config but no runner (docs/upstream-vllm.md asks for one). So
-the constructors of runner classes are patched to pass the runner to our draft. A runner class is
-named ``...ModelRunner`` and its module ``...model_runner...``, in hardware plug-ins too. None of
-these modules is imported here, because most of vLLM's processes need neither a runner nor the
-hundreds of modules behind it. An import hook patches each of them when vLLM imports it.
+A model runner is vLLM's object that runs the target on one device. Our draft reads from it which
+requests there are, and what the vision tower returned for their media. But vLLM passes a custom
+draft class its config and no runner (docs/upstream-vllm.md asks for one). So the constructors of
+runner classes are patched to pass the runner to our draft. A runner class is named
+``...ModelRunner`` and its module ``...model_runner...``, in hardware plug-ins too. None of these
+modules is imported here, because most of vLLM's processes need neither a runner nor the hundreds of
+modules behind it. An import hook patches each of them when vLLM imports it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ DRAFT_ATTRIBUTE = "_saccade_draft"  # It holds, in a runner, the draft that was 
 
 
 class RunnerAware(ABC):
-    """A draft that needs the runner that made it."""
+    """A draft that needs the runner whose constructor has made it."""
 
     @abstractmethod
     def set_runner(self, runner: Any) -> None:
@@ -40,7 +42,8 @@ class RunnerAware(ABC):
 
 
 def register() -> None:
-    """Patches runners of this process, now or when imported; a second call changes nothing."""
+    """Patches all runner classes of this process: those that exist now, and others when they are
+    imported. vLLM calls it as a plug-in. A second call changes nothing."""
     if not any(isinstance(finder, _RunnerModuleFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _RunnerModuleFinder())
     for module in _imported_runner_modules():
@@ -55,6 +58,7 @@ def patch_runners(module: ModuleType) -> None:
 
 
 def _patch(runner_class: type) -> None:
+    """Makes the constructor of a runner class give the new runner to its draft."""
     original_init = vars(runner_class)["__init__"]
 
     @functools.wraps(original_init)
@@ -79,13 +83,15 @@ def _runner_classes(module: ModuleType) -> Iterator[type]:
 
 
 def _imported_runner_modules() -> Iterator[ModuleType]:
+    """Yields the imported modules that are named like modules of runners."""
     for name, module in [*sys.modules.items()]:
         if module is not None and RUNNER_MODULE.fullmatch(name):
             yield module
 
 
 def check_patched() -> None:
-    """Raises OptionError where no runner of this process would reach its draft."""
+    """Raises OptionError if no runner class of this process is patched, so that the draft would
+    never be given its runner."""
     for module in _imported_runner_modules():
         if any(PATCHED_ATTRIBUTE in vars(each) for each in _runner_classes(module)):
             return

@@ -1,7 +1,9 @@
 """Conversations about a scene: prompts, questions with their answers, and further turns.
 
-Answers are determined by the pixels (``descriptions``); only prompts and questions are drawn at
-random. These are pure functions and know no model.
+The embedded pair of models is trained and tested on them. The sentences, with gaps in braces, are
+in ``words.yaml`` (``WORDS``), and this module fills the gaps. Answers are determined by the pixels
+(``descriptions``); only prompts and questions are drawn at random. These are pure functions and
+know no model.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ class Exchange:
 
 T = TypeVar("T")
 Words = dict[str, str]
+"""What fills the gaps of a question and of its answer, by the name of the gap: {"color": "red"} for
+"It is {color}."."""
 DrawWords = Callable[[Scene, np.random.Generator], Words | None]
 """Draws the words of a question and its answer; None where the scene does not allow it."""
 
@@ -54,10 +58,11 @@ class Question:
     """One kind of question: a function that draws its words, and the sentences they fill."""
 
     draw_words: DrawWords
-    prompts: Sequence[str]
+    prompts: Sequence[str]  # Ways to put the question, of which one is drawn.
     answer: str
 
     def __call__(self, scene: Scene, rng: np.random.Generator) -> Exchange | None:
+        """Draws a question about the scene; None where the scene does not allow it."""
         words = self.draw_words(scene, rng)
         if words is None:
             return None
@@ -117,6 +122,7 @@ def _moving_objects(scene: Scene, rng: np.random.Generator) -> Words:
 
 
 def _first_or_last_event(scene: Scene, rng: np.random.Generator) -> Words:
+    """Draws "first" or "last", and tells that event of the scene."""
     which, index = _pick(rng, (("first", 0), ("last", -1)))
     clause = (
         event_clause(scene, scene.events[index]) + "." if scene.events else voice_of(scene).nothing
@@ -137,6 +143,7 @@ def _changed_objects(scene: Scene, rng: np.random.Generator) -> Words:
 
 
 def _event_time(scene: Scene, rng: np.random.Generator) -> Words | None:
+    """Draws an event, and tells when it happens; None where there are no events."""
     if not scene.events:
         return None
     event = _pick(rng, scene.events)
@@ -160,7 +167,8 @@ def _existence(scene: Scene, rng: np.random.Generator) -> Words:
 
 
 def _relation(scene: Scene, rng: np.random.Generator) -> Words | None:
-    """Draws two objects, and answers whether the first starts above, or left of, the second."""
+    """Draws two objects that are visible at the start, and answers whether the first starts above,
+    or left of, the second; None where fewer are visible."""
     visible = [s.index for s in visible_states(scene, 0.0)]
     order = [visible[int(i)] for i in rng.permutation(len(visible))[:2]]
     if len(order) < 2:
@@ -176,6 +184,7 @@ def _relation(scene: Scene, rng: np.random.Generator) -> Words | None:
 
 
 def _described_object(scene: Scene, rng: np.random.Generator) -> Words:
+    """Draws "first" or "last", and names that object in the order of the description."""
     which, index = _pick(rng, (("first", 0), ("last", len(scene.objects) - 1)))
     return {"which": which, "name": object_name(scene, index)}
 
@@ -210,6 +219,7 @@ WORD_DRAWERS: dict[str, DrawWords] = {
     "above": _relation,
     "described": _described_object,
 }
+"""The functions that draw words, by their names in ``words.yaml``."""
 
 
 def _load_questions(kind: str) -> tuple[Question, ...]:
@@ -224,7 +234,7 @@ FOLLOW_UPS = _load_questions("follow")  # Questions about a description that was
 
 
 def _questions(scene: Scene, rng: np.random.Generator, number: int) -> list[Exchange]:
-    """Returns up to `number` questions of different kinds."""
+    """Returns up to `number` questions of different kinds with their answers."""
     turns: list[Exchange] = []
     for index in rng.permutation(len(QUESTIONS)):
         if len(turns) == number:
@@ -238,26 +248,28 @@ def _questions(scene: Scene, rng: np.random.Generator, number: int) -> list[Exch
 def conversation(scene: Scene, task: str, seed: int) -> tuple[Exchange, ...]:
     """Returns the turns of one of TASKS about a scene; `seed` draws the prompts and questions.
 
-    The tasks describe and events have one turn about the clip. The task image has one turn about
-    the picture of the scene (`drawing.image_frame`), and diff has one about this picture and that
-    of `edit(scene, seed)`. The task qa has 3 to 6 short questions about the clip. The task chat has
-    a description of the clip, then 1 to 3 turns about the clip or about that description.
+    The tasks "describe" and "events" have one turn about the clip. "image" has one turn about the
+    picture of the scene (`drawing.image_frame`), and "diff" has one about this picture and a second
+    one, that of the changed scene `scenes.edit(scene, seed)`. "qa" has 3 to 6 short questions about
+    the clip. "chat" has a description of the clip, then 1 to 3 turns about the clip or about that
+    description.
     """
     if task not in TASKS:
         raise ValueError(f"no such task: {task!r}")
-    # The keys in ``scenes`` begin with 0 or 1. The 2 keeps this generator apart from those.
+    # The generators in ``scenes`` have keys that begin with 0 or 1. With a 2 in the first place,
+    # this one draws other numbers than those.
     key = [2, scene.seed, TASKS.index(task), seed]
     rng = np.random.Generator(np.random.PCG64(key))
     if task == "qa":
         return tuple(_questions(scene, rng, int(rng.integers(3, 7))))
     if task == "chat":
         turn = Exchange(_pick(rng, WORDS["prompts"]["describe"]), describe(scene))
-        # Some of the further turns are about the description, and the others about the clip.
+        # Follow-ups are about the description, and the other further turns about the clip.
         turn_count = int(rng.integers(1, 4))
-        follow_ups = rng.permutation(len(FOLLOW_UPS))[: int(rng.integers(1, turn_count + 1))]
-        further_turns = [
-            exchange for i in follow_ups if (exchange := FOLLOW_UPS[int(i)](scene, rng)) is not None
-        ]
+        order = rng.permutation(len(FOLLOW_UPS))
+        follow_ups = order[: int(rng.integers(1, turn_count + 1))]
+        drawn = [FOLLOW_UPS[int(i)](scene, rng) for i in follow_ups]
+        further_turns = [exchange for exchange in drawn if exchange is not None]
         further_turns += _questions(scene, rng, turn_count - len(further_turns))
         return (turn, *(further_turns[int(i)] for i in rng.permutation(len(further_turns))))
     prompt = _pick(rng, WORDS["prompts"][task])

@@ -1,9 +1,9 @@
 """Renders the exact pixels of a scene: frames, one picture, or an MP4.
 
-A scene gives the same pixels on every machine, for any number of frames and any size. The
-background has a soft tint: red grows with x, green with y and blue with time. From this tint the
-vision-language model can tell the place and the time, which its own positions, being relative, do
-not say.
+A scene (``scenes.Scene``) is a few coloured shapes that move over a textured background. It gives
+the same pixels on every machine, for any number of frames and any size. The background has a soft
+tint: red grows with x, green with y and blue with time. From this tint the vision-language model
+can tell the place and the time, which its own positions, being relative, do not say.
 """
 
 from __future__ import annotations
@@ -27,8 +27,14 @@ from saccade.world.scenes import COLORS, SIZES, Scene, state_at
 # RGB of each of COLORS, near the corners of the colour cube.
 PALETTE: NDArray[np.uint8] = np.array(
     [
-        *((225, 25, 25), (20, 165, 40), (30, 50, 230), (250, 225, 30)),
-        *((40, 220, 230), (195, 40, 215), (255, 255, 255), (10, 10, 10)),
+        (225, 25, 25),
+        (20, 165, 40),
+        (30, 50, 230),
+        (250, 225, 30),
+        (40, 220, 230),
+        (195, 40, 215),
+        (255, 255, 255),
+        (10, 10, 10),
     ],
     dtype=np.uint8,
 )
@@ -38,13 +44,14 @@ RADII = (10.5, 16.5)
 
 
 class Sprite(NamedTuple):
-    """A shape's pixels [n, n]: ``cover`` is the share of each pixel that the shape covers, and
-    ``cue`` the share that has the contrast colour. ``mask`` has the pixels that are covered by at
-    least half."""
+    """The pixels [n, n] of a shape.
 
-    cover: NDArray[np.float32]
-    cue: NDArray[np.float32]
-    mask: NDArray[np.bool_]
+    Some shapes have a cue, a part in a contrasting colour: squares a bar, and stars a dot.
+    """
+
+    cover: NDArray[np.float32]  # The share of each pixel that the shape covers, its cue included.
+    cue: NDArray[np.float32]  # The share of each pixel that the cue covers.
+    mask: NDArray[np.bool_]  # The pixels at least half of which the shape covers.
 
 
 def _half_side(radius: float) -> int:
@@ -57,7 +64,8 @@ def _half_side(radius: float) -> int:
 def sprite(shape: str, radius: float) -> Sprite:
     """Returns the sprite of a shape with a radius in pixels."""
     half = _half_side(radius)
-    # Each pixel is sampled at 4 x 4 points. (y, x) are the points from the centre, in radii.
+    # Each pixel is sampled at 4 x 4 points. (y, x) are the points from the centre, in radii, and so
+    # are all lengths below.
     subpixels = 4
     axis = (np.arange((2 * half + 1) * subpixels) + 0.5) / subpixels - half - 0.5
     y, x = np.meshgrid(axis / radius, axis / radius, indexing="ij")
@@ -86,9 +94,10 @@ def sprite(shape: str, radius: float) -> Sprite:
     else:
         raise ValueError(f"no such shape: {shape!r}")
 
-    def shrink(a: NDArray[np.bool_]) -> NDArray[np.float32]:
+    def shrink(points: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """Returns for each pixel the share of its points that are true."""
         n = 2 * half + 1
-        return a.reshape(n, subpixels, n, subpixels).mean(axis=(1, 3), dtype=np.float32)
+        return points.reshape(n, subpixels, n, subpixels).mean(axis=(1, 3), dtype=np.float32)
 
     cover = shrink(inside)
     return Sprite(cover, shrink(cue), cover >= 0.5)
@@ -96,7 +105,8 @@ def sprite(shape: str, radius: float) -> Sprite:
 
 @lru_cache(maxsize=512)
 def _paint_layers(shape: str, radius: float, color: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Returns the share of the ground that stays [n, n, 1], and what is added to it [n, n, 3]."""
+    """Returns what a sprite's pixels are painted with: the share of the background that remains
+    visible [n, n, 1], and the colour that is added to it [n, n, 3]."""
     shape_sprite = sprite(shape, radius)
     contrast = 245.0 if color in ("black", "blue") else 15.0
     rgb = PALETTE[COLORS.index(color)].astype(np.float32)
@@ -117,10 +127,10 @@ def _background(texture: str, height: int, width: int) -> NDArray[np.uint8]:
     elif texture == "checkered":
         pattern += np.where((y // 7 + x // 7) % 2 == 0, 14.0, -14.0)
     elif texture == "speckled":
-        # An integer hash of 2 x 2 blocks: noise without a generator, the same at every size.
-        block = (y // 2).astype(np.uint32) * np.uint32(73856093) ^ (x // 2).astype(
-            np.uint32
-        ) * np.uint32(19349663)
+        # Each block of 2 x 2 pixels is dark or light by a hash of its place. A random generator
+        # would give other blocks at another size.
+        block_y, block_x = (y // 2).astype(np.uint32), (x // 2).astype(np.uint32)
+        block = block_y * np.uint32(73856093) ^ block_x * np.uint32(19349663)
         block = (block ^ (block >> np.uint32(13))) * np.uint32(1274126177)
         pattern += np.where((block >> np.uint32(16)) % 4 == 0, -28.0, 8.0)
     ground = np.full((height, width, 3), 122.0) + pattern[..., None]
@@ -133,19 +143,16 @@ def _background(texture: str, height: int, width: int) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class Stroke:
-    """An object that looks the same, at the same place, in frames `first` to `stop` - 1.
+    """An object in a run of frames in which it looks the same and stays at the same place."""
 
-    `index` is the object's in the scene. (`top`, `left`) is the upper left corner of its sprite, in
-    pixels, and may lie outside the picture.
-    """
-
-    first: int
-    stop: int
-    index: int
-    color: str
+    first: int  # The run's first frame.
+    stop: int  # The frame after its last one.
+    index: int  # The object's number in the scene.
+    color: str  # One of COLORS.
+    # The upper left corner of the object's sprite, in pixels. It may lie outside the picture.
     top: int
     left: int
-    radius: float
+    radius: float  # In pixels.
 
 
 def strokes(scene: Scene, frames: int, height: int, width: int) -> Iterator[Stroke]:
@@ -158,7 +165,7 @@ def strokes(scene: Scene, frames: int, height: int, width: int) -> Iterator[Stro
         radius = round(RADII[SIZES.index(thing.size)] * scale * 4) / 4  # In quarters of a pixel.
         half = _half_side(radius)
         looks: list[tuple[str, int, int] | None] = []  # Colour, top and left in each frame.
-        for k in range(frames):
+        for k in range(frames):  # Frame k shows the middle of its part of the clip.
             state = state_at(scene, index, (k + 0.5) / frames)
             if state is None:
                 looks.append(None)
@@ -167,15 +174,17 @@ def strokes(scene: Scene, frames: int, height: int, width: int) -> Iterator[Stro
             left = math.floor(state.x * width / 3) - half
             looks.append((state.color, top, left))
         for look, run in groupby(range(frames), key=looks.__getitem__):
-            if look is not None:
-                first, *later_frames = run
-                yield Stroke(first, first + len(later_frames) + 1, index, *look, radius)
+            if look is not None:  # The object is visible in this run of frames.
+                run_frames = [*run]
+                color, top, left = look
+                yield Stroke(run_frames[0], run_frames[-1] + 1, index, color, top, left, radius)
 
 
 def clip_and_sprite_slices(
     stroke: Stroke, height: int, width: int
 ) -> tuple[tuple[slice, ...], ...]:
-    """Returns slices of the clip [frames, y, x] and of the sprite [y, x], cut at the borders."""
+    """Returns where a stroke paints: the slices of the clip [frames, y, x] and the slices of the
+    sprite [y, x] that go there. The sprite is cut at the borders of the picture."""
     n = 2 * _half_side(stroke.radius) + 1
     y0, y1 = max(0, stroke.top), min(height, stroke.top + n)
     x0, x1 = max(0, stroke.left), min(width, stroke.left + n)
@@ -197,9 +206,10 @@ def render(scene: Scene, frames: int, height: int, width: int | None = None) -> 
     ground = _background(scene.texture, height, width)
     pixels[:] = ground
     for k in range(frames):
-        # Over the clip the tint of time goes from -40 to 40 in the blue channel.
-        tint = np.uint8(round(80 * (k + 0.5) / frames))
-        pixels[k, :, :, 2] = ground[..., 2] - np.uint8(40) + tint
+        # Over the clip the tint of time goes from -40 to 40 in the blue channel. It is added in two
+        # steps, because uint8 has no negative numbers.
+        tint_above_lowest = np.uint8(round(80 * (k + 0.5) / frames))
+        pixels[k, :, :, 2] = ground[..., 2] - np.uint8(40) + tint_above_lowest
     for stroke in strokes(scene, frames, height, width):
         clip_slices, sprite_slices = clip_and_sprite_slices(stroke, height, width)
         ground_share, ink_layer = _paint_layers(
@@ -212,7 +222,7 @@ def render(scene: Scene, frames: int, height: int, width: int | None = None) -> 
 
 
 def image_frame(scene: Scene, height: int, width: int | None = None) -> NDArray[np.uint8]:
-    """Returns the picture at time 0.5, uint8 [height, width, 3], for the image tasks."""
+    """Returns the picture at time 0.5, uint8 [height, width, 3]. The image tasks ask about it."""
     frame: NDArray[np.uint8] = render(scene, 1, height, width)[0]
     return frame
 

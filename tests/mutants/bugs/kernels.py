@@ -235,8 +235,8 @@ BUGS = (
     PlantedBug(
         "few-row kernels: the first split's keys are dropped",
         "model/kernels/few_rows_triton.py",
-        find="split * share",
-        plant="tl.maximum(split, 1) * share",
+        find="split * split_keys",
+        plant="tl.maximum(split, 1) * split_keys",
         tests=("model/test_few_rows.py::test_keys_may_be_split_over_any_number_of_programs",),
     ),
     PlantedBug(

@@ -1,4 +1,8 @@
-"""Reads the question, the options and the right answers from a benchmark's row."""
+"""Reads the question, the options and the right answers from a row of a benchmark's data set.
+
+Data sets write them in many ways: options in columns or in the question's text, the right answer as
+a letter, a number or a text. ``datasets`` names the columns and calls these functions.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,12 @@ from typing import Any
 from saccade.bench.suites.rows import Row
 from saccade.bench.suites.types import LayoutError
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # Of the options of a choice, in order.
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # The options of a choice have these letters, in order.
+# "A. text", "A: text" or "(A) text".
 LETTERED_OPTION = re.compile(r"\(?([A-Z])[).:]\s*(.*)", re.DOTALL)
+# What a question's text has in the place of a picture: "<image>" or "{image#1}".
 IMAGE_MARKS = re.compile(r"<image>|\{image#\d+\}")
+# "Caption #1: text", up to the next such caption or the end.
 NUMBERED_CAPTION = re.compile(r"Caption\s*#\s*\d+\s*:(.*?)(?=Caption\s*#\s*\d+\s*:|\Z)", re.DOTALL)
 
 
@@ -33,7 +40,9 @@ def column_texts(row: Row, names: Sequence[str]) -> tuple[str, ...]:
     stripped = [str(value).strip() for value in values if value is not None]
     texts = [text for text in stripped if text not in ("", "N/A")]
     matches = [LETTERED_OPTION.fullmatch(text) for text in texts]
-    if texts and all(m and m[1] == letter for m, letter in zip(matches, LETTERS, strict=False)):
+    letters = [match[1] if match else None for match in matches]
+    are_lettered = all(own == letter for own, letter in zip(letters, LETTERS, strict=False))
+    if texts and are_lettered:
         texts = [match[2] for match in matches if match]
     return tuple(texts)
 
@@ -64,25 +73,24 @@ def right_letter(answer: Any, options: Sequence[str]) -> tuple[str, ...]:
     option's number from 0 on, or an option's text. Raises LayoutError for any other.
     """
     letters = LETTERS[: len(options)]
-    if isinstance(answer, bool):
+    if isinstance(answer, bool):  # It is an option's text, "True" or "False", and not its number.
         answer = str(answer)
     if answer is None or answer == "" or answer == -1:
         return ()
     if isinstance(answer, int) and 0 <= answer < len(letters):
         return (letters[answer],)
     text = str(answer).strip()
-    stripped = text.strip("(). ").upper()
-    equal_options = [
+    # An option's text comes first: with the options "B" and "C", the answer "C" is the option B.
+    letters_of_equal_options = [
         letter
         for letter, option in zip(letters, options, strict=False)
         if option.lower() == text.lower()
     ]
+    by_text = letters_of_equal_options[0] if letters_of_equal_options else ""
+    bare_letter = text.strip("(). ").upper()  # As in "b", "B." or "(b)".
     match = LETTERED_OPTION.fullmatch(text)
-    for candidate in (
-        equal_options[0] if equal_options else "",
-        stripped,
-        match[1] if match else "",
-    ):
+    letter_before_text = match[1] if match else ""  # As in "B. text".
+    for candidate in (by_text, bare_letter, letter_before_text):
         if len(candidate) == 1 and candidate in letters:
             return (candidate,)
     raise LayoutError(f"its answer {text[:40]!r} is none of its options")

@@ -1,10 +1,13 @@
-"""A DFlash head at work on a batch of requests: it scores every tree by one forward a round.
+"""A DFlash head at work on a batch of requests: ``score`` trees, ``commit`` tokens.
+
+A DFlash head drafts a block: one forward over the last committed token and masks after it predicts
+the next tokens, all at once. So a round needs one forward, however deep its tree is. All nodes of
+one depth have the same logits, because no token of a block is known when the others are predicted.
+Nodes deeper than the block get a uniform distribution.
 
 A token's keys are computed from the target's hidden state of that token, which is not known yet for
 the last committed token. So the head's cache ends one token earlier, as with other heads, and the
-last committed token is the first row of the block. All nodes of one depth have the same logits,
-because a block predicts its positions independently of each other's tokens. Nodes deeper than the
-block get a uniform distribution.
+last committed token is the first row of the block.
 """
 
 from __future__ import annotations
@@ -88,6 +91,7 @@ class BlockSession(HeadSession):
         for session, trees in sessions:
             session.begin(trees)
         requests = [session.request(number) for session, trees in sessions for number in trees]
+        # The text of these requests has rows without keys, because it has grown.
         grown = [each for each in requests if each.waiting_rows > 0]
         if grown:
             rows = [
@@ -100,6 +104,7 @@ class BlockSession(HeadSession):
                 [each.target_hidden(new_rows) for each, new_rows in with_rows],
                 [each.positions(new_rows) for each, new_rows in with_rows],
             )
+        # A block is out of date when its text has changed, which sets ``root_logits`` to None.
         outdated = [each for each in requests if each.root_logits is None]
         if outdated:
             block_offsets = torch.arange(head.settings.size, device=head.device)

@@ -1,10 +1,11 @@
-"""A head at work on a batch of requests: the ``Session`` of a draft that reads hidden states.
+"""A draft head at work on a batch of requests: ``score`` trees, ``commit`` tokens.
 
-A head computes one row for each place of the text. Row i reads the target's hidden state at place i
-and the token at place i + 1, and predicts token i + 2. So committed text of n tokens has n - 1
-rows, and the last of them predicts the next token. The keys of these rows are computed from the
-target's hidden states. The row of a tree node reads the head's output in its parent's row instead,
-and its keys are dropped when the round has been verified.
+A head is a small module that drafts from the target's hidden states. It computes one row for each
+place of the text, which in this file is the prompt and what follows it. Row i reads the target's
+hidden state at place i and the token at place i + 1, and predicts token i + 2. So committed text of
+n tokens has n - 1 rows, and the last of them predicts the next token. The keys of these rows are
+computed from the target's hidden states. The row of a tree node reads the head's output in its
+parent's row instead, and its keys are dropped when the round has been verified.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class HeadRequest(RequestState):
     target_cache: Cache | None = None  # of the target's request, with its hidden states
     prompt: Prompt | None = None  # the whole prompt, not the part that a view chose
     read_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
-    """Rows of the prompt that have keys."""
-    read_length: int = 0  # Each prompt row below this index has keys or was left out by the view.
+    """Rows of the prompt that the view kept. They have keys."""
+    read_length: int = 0  # The first so many prompt rows have keys or were left out by the view.
     root_output: Tensor | None = None  # the head's output in the last row of the text
     node_outputs: list[Tensor] = field(default_factory=list)  # the head's output in each node's row
 
@@ -129,8 +130,10 @@ class HeadSession(Session):
 
         ``prefill`` is the target's. Its cache later receives the hidden states of the answer.
         """
-        full_prompt, last = prefill.prompt, len(prefill.prompt) - 1
-        rows = prompt.index[prompt.index < last]
+        full_prompt = prefill.prompt
+        # The prompt's last token has no row yet, because the token after it is not known.
+        row_count = len(full_prompt) - 1
+        rows = prompt.index[prompt.index < row_count]
         request = self.requests[number] = self.request_kind(
             self.new_cache(len(rows) + self._room),
             full_prompt.context.tolist(),
@@ -139,7 +142,7 @@ class HeadSession(Session):
             target_cache=prefill.cache,
             prompt=full_prompt,
             read_rows=rows,
-            read_length=last,
+            read_length=row_count,
         )
         self.compute_keys(request, full_prompt, rows)
 
@@ -195,6 +198,7 @@ class HeadSession(Session):
             request.forget_tree()
 
     def fill_for_timing(self, number: int, context: int, room: int) -> None:
+        """Starts a request of ``context`` meaningless keys and hidden states, to time forwards."""
         head, target = self.head, self.head.target
         # A text of n tokens has n - 1 rows. ``context`` of them have keys, and one more waits for
         # the next score, as after a commit.
@@ -209,7 +213,7 @@ class HeadSession(Session):
             index=torch.arange(length, device=head.device),
             next_position=length,
         )
-        target_cache = Cache([], 1)
+        target_cache = Cache([], 1)  # It needs no keys, because a head reads only hidden states.
         target_cache.hidden = target.hidden_states(head.hidden_layers, length)
         target_cache.hidden.read(slice(None)).fill_(1)
         self.requests[number] = self.request_kind(
@@ -253,40 +257,42 @@ class HeadSession(Session):
     def _add_text(self, request: HeadRequest, rows: _Rows) -> None:
         """Adds the rows of committed text that have no keys yet."""
         first, waiting = request.row_count, request.waiting_rows
-        places = torch.arange(first, first + waiting, device=self.head.device)
+        text_rows = torch.arange(first, first + waiting, device=self.head.device)
         hidden = request.target_hidden(slice(first, first + waiting)).to(self.head.device)
-        start, at = len(rows.ids), request.cache.length
+        start, first_key = len(rows.ids), request.cache.length
         rows.add(
             request,
             request.context[first + 1 :],
             self.head.module.project(hidden),
-            request.positions(places),
-            Segment(request.cache, start, start + waiting, at, committed_rows=waiting),
+            request.positions(text_rows),
+            Segment(request.cache, start, start + waiting, first_key, committed_rows=waiting),
             needed=1,
         )
 
     def _add_nodes(self, request: HeadRequest, tree: Tree, rows: _Rows) -> None:
         """Adds the rows of the next nodes whose parents were computed.
 
-        The row of a node follows its parent's. So children of the root, of depth 1, have the row
-        right after the text's.
+        A node of depth d stands d places after the last row of the text.
         """
+        # The new nodes are ``first:stop``. They end before the first node whose parent is new too.
         first = stop = len(request.node_outputs)
         while stop < len(tree) and tree.parents[stop] < first:
             stop += 1
-        scored = trees_.prefix(tree, stop)
-        block = None if trees_.is_chain(scored) else trees_.tree_mask(scored, first, 0)
+        computed = trees_.prefix(tree, stop)
+        mask = None if trees_.is_chain(computed) else trees_.tree_mask(computed, first, 0)
         parents = tree.parents[first:stop]
         assert request.root_output is not None
         outputs = {ROOT: request.root_output, **dict(enumerate(request.node_outputs))}
         depths = torch.tensor(trees_.depths(tree.parents)[first:stop], device=self.head.device)
-        start, at = len(rows.ids), request.cache.length + first
+        start, first_key = len(rows.ids), request.cache.length + first
         rows.add(
             request,
             tree.tokens[first:stop],
             torch.stack([outputs[parent] for parent in parents]),
             request.positions(request.row_count - 1 + depths),
-            Segment(request.cache, start, start + stop - first, at, block, scored_nodes=first),
+            Segment(
+                request.cache, start, start + stop - first, first_key, mask, scored_nodes=first
+            ),
             needed=stop - first,
         )
 
@@ -333,15 +339,17 @@ class HeadSession(Session):
                 torch.cat(rows.positions, 1),
                 rows.segments,
             )
+            # Logits are computed for the rows that need them, and then given to their requests.
             needed = [row for _, start, stop in rows.scored for row in range(start, stop)]
             logits = first_session._keep_draftable_ids(head.logits(outputs[needed]))
-            by_row = dict(zip(needed, logits, strict=True))
+            logits_by_row = dict(zip(needed, logits, strict=True))
             for (request, start, stop), segment in zip(rows.scored, rows.segments, strict=True):
                 if segment.committed_rows:
                     request.cache.advance(segment.committed_rows)
-                    request.root_logits, request.root_output = by_row[stop - 1], outputs[stop - 1]
+                    request.root_logits = logits_by_row[stop - 1]
+                    request.root_output = outputs[stop - 1]
                     continue
-                request.node_logits += [by_row[row] for row in range(start, stop)]
+                request.node_logits += [logits_by_row[row] for row in range(start, stop)]
                 request.node_outputs += [outputs[row] for row in range(start, stop)]
 
 

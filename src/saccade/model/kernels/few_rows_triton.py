@@ -1,11 +1,18 @@
-"""The Triton kernels of :mod:`few_rows`, and their launches.
+"""The Triton kernels of :mod:`few_rows`: the attention of decoding and verifying on a GPU.
+
+A forward has the same few rows (tokens) for each request. For each layer :func:`rotate_and_write`
+norms and rotates their queries and keys, and writes keys and values to the requests' caches. Then
+:func:`attend` attends. The attention follows Flash-Decoding (Dao, Haziza, Massa and Sizov, 2023).
+Few rows do not fill a GPU, so the keys are split over many programs, and a second kernel adds up
+the results of the splits.
+
+The keys of all requests are in one buffer, and so are the values. A request's cache is a part of
+it: ``capacity`` places for the first key head, then as many for the next one, and so on. All rows
+of a request see its first keys (``seen_by_all`` of them), and ``mask`` says which rows see each of
+the ``tail`` keys after those.
 
 Only ``few_rows`` imports this file, and only where there is a GPU, because Triton is optional.
 Under ``TRITON_INTERPRET=1`` the same code runs on CPUs.
-
-The attention follows Flash-Decoding (Dao, Haziza, Massa and Sizov, 2023). Few rows do not fill a
-GPU, so the keys are split over many programs, and a second kernel adds up the results of the
-splits.
 """
 
 # Arguments of kernels have no types for mypy, because Triton's compiler gives them their types.
@@ -21,12 +28,12 @@ from torch import Tensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
-INTERPRETED = triton.knobs.runtime.interpret  # The interpreter multiplies bfloat16 wrongly.
+INTERPRETED = triton.knobs.runtime.interpret  # Whether Triton's interpreter runs the kernels.
 MAX_SPLITS = 64
-BLOCK_BYTES = 16384  # A program reads so many bytes of keys at once, and as many of values.
+BLOCK_BYTES = 16384  # The bytes of keys that a program reads at once. It reads as many of values.
 MAX_STAGES = 3  # The most blocks of keys and values that a program reads ahead.
 MAX_ROW_BLOCK = 64  # The most queries of one program.
-SPLITS_AT_ONCE = 16  # So many splits are added up together.
+SPLITS_AT_ONCE = 16  # How many splits are added up together.
 
 
 def row_block(queries: int) -> int:
@@ -47,8 +54,9 @@ def key_block(head_dim: int, itemsize: int) -> int:
 def splits_for(programs: int, processors: int) -> int:
     """Returns into how many splits the keys are cut, if there are ``programs`` for each split.
 
-    The number gives every processor of the GPU about one program. More programs read keys no faster
-    on an H100, and more splits take longer to add up.
+    The number gives each of the GPU's ``processors`` (SMs) about one program. More programs read
+    keys no faster on an H100, and more splits take longer to add up. It is a power of two, as
+    ``tl.arange`` needs.
     """
     splits = max(1, processors // max(1, programs))
     return min(MAX_SPLITS, 1 << (splits.bit_length() - 1))
@@ -71,11 +79,15 @@ def _add_keys(
     MASKED: tl.constexpr, SOFT_CAP: tl.constexpr, HEAD_DIM: tl.constexpr,
     KEY_BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Adds one block of keys to the running softmax, and returns its new state.
+    """Adds one block of keys to the running softmax of a block of queries, and returns its new
+    state.
 
     The state of each query is ``mixed``, the sum of the values by their weights, ``top``, the
-    largest logit in base 2, and ``total``, the sum of the weights. ``WIDE`` multiplies in float32,
-    because the interpreter multiplies bfloat16 wrongly.
+    largest logit in base 2, and ``total``, the sum of the weights. The block has the keys from
+    ``start`` on, but none from ``end`` on. ``mask_rows`` points to each query's row of the mask.
+    ``is_row`` is false for queries that only pad their block, and ``is_inside`` for numbers that
+    only pad a head. Without ``MASKED`` the block must be whole, and every query sees all of it.
+    With ``WIDE`` products are in float32, because the interpreter multiplies bfloat16 wrongly.
     """
     key = start + tl.arange(0, KEY_BLOCK)
     key_at = key[:, None] * HEAD_DIM + dims[None, :]
@@ -94,7 +106,7 @@ def _add_keys(
         logits = soft_cap * (2 * tl.sigmoid(2 * logits / soft_cap) - 1)
     logits *= LOG2_E
     if MASKED:
-        is_masked = is_key & (key >= seen_by_all)
+        is_masked = is_key & (key >= seen_by_all)  # The keys that have a column in the mask.
         allowed = tl.load(
             mask_rows[:, None] + (key - seen_by_all)[None, :],
             mask=is_row[:, None] & is_masked[None, :],
@@ -107,10 +119,11 @@ def _add_keys(
         is_used = tl.max(visible.to(tl.int32), 0) > 0
         read_values = tl.where(is_used[:, None], read_values, 0.0)
     new_top = tl.maximum(top, tl.max(logits, 1))
-    # The maximum of a row that has seen no key yet is -inf, and -inf minus -inf is NaN.
+    # Weights are relative to the largest logit so far. For a row that has seen no key yet it is
+    # -inf, and -inf minus -inf is NaN.
     base = tl.where(new_top == float("-inf"), 0.0, new_top)
     weights = tl.exp2(logits - base[:, None])
-    shrink = tl.exp2(top - base)
+    shrink = tl.exp2(top - base)  # Earlier weights were relative to the earlier maximum.
     total = total * shrink + tl.sum(weights, 1)
     mixed = mixed * shrink[:, None]
     weights = weights.to(read_values.dtype)
@@ -123,16 +136,18 @@ def _add_keys(
 @triton.jit
 def _attend_to_split(
     query, key_buffer, value_buffer, caches, mask, mixed_out, sums_out,
-    rows, tail, scale, soft_cap,
+    rows_per_request, tail, scale, soft_cap,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
     ROW_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr, SOFT_CAP: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
     """Computes softmax attention of a block of one request's queries over one split of its keys.
 
-    Stores (mixed values, maximum, sum) of every split, without dividing by the softmax's sum.
+    The programs are (split, block of queries and key head, request). Each stores the state that
+    ``_add_keys`` describes: ``mixed`` in ``mixed_out``, not yet divided by the softmax's sum, and
+    ``top`` and ``total`` in ``sums_out``. ``caches`` is that of :func:`attend`.
     """
-    GROUPS: tl.constexpr = HEADS // KV_HEADS
+    GROUP_SIZE: tl.constexpr = HEADS // KV_HEADS  # Query heads that share a key head.
     split, splits = tl.program_id(0), tl.num_programs(0)
     kv_head = tl.program_id(1) % KV_HEADS
     block = tl.program_id(1) // KV_HEADS
@@ -140,6 +155,7 @@ def _attend_to_split(
     first_row = tl.load(caches + request)
     capacity = tl.load(caches + requests + request)
     seen_by_all = tl.load(caches + 2 * requests + request).to(tl.int32)
+    # The mask is equally wide for all requests, so it may go on beyond a cache.
     all_keys = tl.minimum(seen_by_all + tail, capacity.to(tl.int32))
     # The offset is a multiple of a constant, so the compiler knows its alignment and reads 16 bytes
     # at once. It would not know the alignment of a pointer that is loaded.
@@ -150,9 +166,9 @@ def _attend_to_split(
     # The heads of a group share their keys, so they are further queries of the same program. With
     # groups of 4 heads, queries 0 to 3 are the first row's, and 4 to 7 the second row's.
     number = block * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
-    is_row = number < rows * GROUPS
-    row = request * rows + number // GROUPS
-    head = kv_head * GROUPS + number % GROUPS
+    is_row = number < rows_per_request * GROUP_SIZE
+    row = request * rows_per_request + number // GROUP_SIZE
+    head = kv_head * GROUP_SIZE + number % GROUP_SIZE
     dims = tl.arange(0, PADDED)
     is_inside = dims < HEAD_DIM
     queries = tl.load(
@@ -164,10 +180,10 @@ def _attend_to_split(
         queries = queries.to(tl.float32)
     mask_rows = mask + row * tail
 
-    # Each split has equally many keys, in whole blocks. The last ones may have fewer, or none.
-    share = tl.cdiv(tl.cdiv(all_keys, KEY_BLOCK), splits) * KEY_BLOCK
-    begin = split * share
-    end = tl.minimum(begin + share, all_keys)
+    # Each split has equally many keys, in whole blocks. The last splits may have fewer, or none.
+    split_keys = tl.cdiv(tl.cdiv(all_keys, KEY_BLOCK), splits) * KEY_BLOCK
+    begin = split * split_keys
+    end = tl.minimum(begin + split_keys, all_keys)
     # Whole blocks that every row sees need no mask.
     plain_end = tl.minimum(end // KEY_BLOCK * KEY_BLOCK, seen_by_all // KEY_BLOCK * KEY_BLOCK)
     mixed = tl.zeros([ROW_BLOCK, PADDED], dtype=tl.float32)
@@ -184,14 +200,15 @@ def _attend_to_split(
             soft_cap, is_row, is_inside, dims, True, SOFT_CAP, HEAD_DIM, KEY_BLOCK, WIDE,
         )  # fmt: skip
 
-    part = (row * HEADS + head) * splits + split
+    # Where the state of each query for this split is stored.
+    state_at = (row * HEADS + head) * splits + split
     tl.store(
-        mixed_out + part[:, None] * HEAD_DIM + dims[None, :],
+        mixed_out + state_at[:, None] * HEAD_DIM + dims[None, :],
         mixed,
         mask=is_row[:, None] & is_inside[None, :],
     )
-    tl.store(sums_out + 2 * part, top, mask=is_row)
-    tl.store(sums_out + 2 * part + 1, total, mask=is_row)
+    tl.store(sums_out + 2 * state_at, top, mask=is_row)
+    tl.store(sums_out + 2 * state_at + 1, total, mask=is_row)
 
 
 @triton.jit
@@ -199,12 +216,17 @@ def _add_splits(
     mixed, sums, out,
     HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Adds up the splits of one head of one row, and divides by the softmax's sum."""
+    """Adds up the splits of one head of one row, and divides by the softmax's sum.
+
+    ``mixed`` and ``sums`` are what ``_attend_to_split`` has stored. Up to ``CHUNK`` splits are read
+    at once.
+    """
     output = tl.program_id(0)  # One head of one row.
     all_splits = output * SPLITS + tl.arange(0, SPLITS)
     tops = tl.load(sums + 2 * all_splits)
     totals = tl.load(sums + 2 * all_splits + 1)
     top = tl.max(tops, 0)
+    # The weights of every split are made relative to the largest logit of all splits.
     base = tl.where(top == float("-inf"), 0.0, top)
     total = tl.sum(totals * tl.exp2(tops - base), 0)
     dims = tl.arange(0, PADDED)
@@ -227,25 +249,27 @@ def _add_splits(
 @triton.jit
 def _rotate_and_write(
     query, key, value, query_norm, key_norm, cos, sin, key_buffer, value_buffer, caches, places,
-    query_out, rows, requests, query_row_stride, query_head_stride, key_row_stride, key_head_stride,
-    value_row_stride, value_head_stride, eps,
+    query_out, rows_per_request, requests, query_row_stride, query_head_stride,
+    key_row_stride, key_head_stride, value_row_stride, value_head_stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
     NORMED: tl.constexpr, ROTATED: tl.constexpr,
 ):  # fmt: skip
     """Writes one head of one row: a query to ``query_out``, a key or value to its request's cache.
 
-    Queries and keys are normed and rotated before they are written. ``sin`` includes the sign of
-    rotate-half.
+    The programs are (row, head), where the heads are those of queries, then of keys, then of
+    values. Queries and keys are normed and rotated before they are written. ``sin`` includes the
+    sign of rotate-half.
     """
     row = tl.program_id(0)
     head = tl.program_id(1)
     dims = tl.arange(0, PADDED)
     is_inside = dims < HEAD_DIM
     HALF: tl.constexpr = HEAD_DIM // 2
+    # A rotation turns each number together with the one half a head away, its partner.
     swapped = tl.where(dims < HALF, dims + HALF, dims - HALF)
     is_query = head < HEADS
     is_value = head >= HEADS + KV_HEADS
-    kind = query.dtype.element_ty
+    dtype = query.dtype.element_ty
     if is_query:
         source = query + row * query_row_stride + head * query_head_stride
     elif is_value:
@@ -263,18 +287,18 @@ def _rotate_and_write(
                     norm = key_norm
                 scale = tl.rsqrt(tl.sum(exact * exact, 0) / HEAD_DIM + eps)
                 weight = tl.load(norm + dims, mask=is_inside, other=0.0).to(tl.float32)
-                exact = (exact * scale * weight).to(kind).to(tl.float32)
+                exact = (exact * scale * weight).to(dtype).to(tl.float32)
                 weight = tl.load(norm + swapped, mask=is_inside, other=0.0).to(tl.float32)
-                partner = (partner * scale * weight).to(kind).to(tl.float32)
+                partner = (partner * scale * weight).to(dtype).to(tl.float32)
             if ROTATED:
                 at = row * HEAD_DIM + dims
                 exact = exact * tl.load(cos + at, mask=is_inside, other=0.0).to(tl.float32)
                 exact += partner * tl.load(sin + at, mask=is_inside, other=0.0).to(tl.float32)
-            numbers = exact.to(kind)
+            numbers = exact.to(dtype)
     if is_query:
         tl.store(query_out + (row * HEADS + head) * HEAD_DIM + dims, numbers, mask=is_inside)
     else:
-        request = row // rows
+        request = row // rows_per_request
         first_row = tl.load(caches + request)
         capacity = tl.load(caches + requests + request)
         place = tl.load(places + row)
@@ -301,14 +325,14 @@ def attend(
     """Returns the attention of every row over its request's keys, heads side by side.
 
     ``caches`` has three numbers for each request: where its keys begin in the buffers, how many
-    places each key head has there, and how many of its keys every row of ``q`` sees. ``mask`` says
-    which rows see the keys after those. ``stages`` is how many blocks of keys a program reads
-    ahead.
+    places each key head has there (``capacity``), and how many of its keys all its rows see
+    (``seen_by_all``). ``mask`` says which rows see each of the ``tail`` keys after those. The keys
+    are cut into ``splits`` parts. ``stages`` is how many blocks of keys a program reads ahead.
 
     It launches two kernels and waits for neither. All that differs between steps of one size is
     read on the GPU, so a captured launch serves every step of that size.
     """
-    rows, heads, head_dim = q.shape
+    rows, heads, head_dim = q.shape  # The rows of all requests.
     requests = caches.shape[1]
     mixed = q.new_empty(rows, heads, splits, head_dim, dtype=torch.float32)
     sums = q.new_empty(rows, heads, splits, 2, dtype=torch.float32)
@@ -346,8 +370,8 @@ def rotate_and_write(
     """Norms and rotates queries and keys. Returns the queries, and writes keys and values into the
     buffers.
 
-    ``places`` has the position of each row's key in its request's cache. Without ``rotation`` or
-    ``norms``, that step is left out. Launches one kernel.
+    ``caches`` is that of :func:`attend`, and ``places`` has the position of each row's key in its
+    request's cache. Without ``rotation`` or ``norms``, that step is left out. Launches one kernel.
     """
     rows, heads, head_dim = q.shape
     out = q.new_empty(rows, heads, head_dim)

@@ -1,8 +1,8 @@
-"""Reads JSON that a model writes, also while it is still being written.
+"""Reads JSON that a model or a client writes, also while it is still being written.
 
-Unlike ``json``, it distinguishes text that is not JSON from text that has not ended yet, refuses
-``NaN`` and ``Infinity``, and returns values as they are written, so that no number loses digits or
-range. The grammar is that of RFC 8259.
+Unlike Python's ``json``, it distinguishes text that is not JSON from text that has not ended yet,
+refuses ``NaN`` and ``Infinity``, and returns values as they are written, so that no number loses
+digits or range. The grammar is that of RFC 8259.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 
 MAX_DEPTH = 200  # Levels of objects and arrays. Recursive parsers in Python allow about 1000.
 MAX_INTEGER_DIGITS = 4000  # Python writes no integer of more than 4300.
-CLOSING = {"{": "}", "[": "]"}
+CLOSING = {"{": "}", "[": "]"}  # The closing bracket of each opening one.
 BLANKS = re.compile(r"[ \t\n\r]*")
-# What may stand between the quotes of a string. ``*+`` never backtracks.
+# What may stand between the quotes of a string. Each character can match in one way only, so the
+# pattern need not go back (``*+``) where a string does not match.
 IN_STRING = r'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+'
 STRING = re.compile(f'"{IN_STRING}"')
 # Any beginning of a string. It may end within an escape, as ``"a\u00`` does.
@@ -60,8 +61,8 @@ def read_object(text: str, at: int = 0) -> tuple[dict[str, str], int]:
 def parse_object(text: str) -> dict[str, Any]:
     """Parses a text that is one JSON object as a whole. Raises ValueError where it is not.
 
-    A number beyond a float's range becomes an integer, so that it is written as a number again and
-    not as Infinity.
+    A number beyond a float's range, such as 1e400, becomes an integer. As a float it would be
+    infinite, and would be written as Infinity, which is no JSON.
     """
     _, end = read_object(text)
     if text[end:].strip(" \t\n\r"):
@@ -141,6 +142,7 @@ def _skip_key(text: str, at: int) -> int:
 
 
 def _string_end(text: str, at: int) -> int:
+    """Returns where the string that begins at ``at`` ends, after its closing quote."""
     return _match_end(STRING, STRING_START, text, at)
 
 

@@ -21,14 +21,11 @@ from saccade.serve.formats.strict_json import NotJson, Unfinished, read_object
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a model writes a call: between two marks, or as the whole answer where they are empty.
+    """How a model writes a call: as a JSON object with the function's name and its arguments."""
 
-    ``arguments_key`` is the key of the arguments in the call's object.
-    """
-
-    opening: str
-    closing: str
-    arguments_key: str
+    opening: str  # The mark before the object; "" where calls are the whole answer.
+    closing: str  # The mark after the object, or "".
+    arguments_key: str  # The key of the arguments in the object.
 
 
 QWEN = Dialect("<tool_call>", "</tool_call>", "arguments")
@@ -51,7 +48,8 @@ class ParsedCall:
 def find_dialect(template: Any) -> Dialect | None:
     """Returns the dialect that a chat template asks for, None where it is not one of these two."""
     text = template if isinstance(template, str) else json.dumps(template, default=str)
-    if "tools" not in text or "<function=" in text:  # The mark is that of Qwen's coder models.
+    # Templates of Qwen's coder models have "<function=". These models write calls in a third way.
+    if "tools" not in text or "<function=" in text:
         return None
     if QWEN.opening in text:
         return QWEN
@@ -74,12 +72,12 @@ def call_grammar(
     """
     from llguidance import LLMatcher
 
-    line = "\n" if dialect.opening else ""
+    newline = "\n" if dialect.opening else ""
     opening, closing = (_mark(mark, vocabulary) for mark in (dialect.opening, dialect.closing))
     lines = ["start: " + " | ".join(f"f{number}" for number in range(len(tools)))]
     for number, tool in enumerate(tools):
-        before = f'{line}{{"name": {json.dumps(tool["name"])}, "{dialect.arguments_key}": '
-        after = json.dumps("}" + line)
+        before = f'{newline}{{"name": {json.dumps(tool["name"])}, "{dialect.arguments_key}": '
+        after = json.dumps("}" + newline)
         lines += [
             f"f{number}: {opening} {json.dumps(before)} j{number} {after} {closing}",
             f"j{number}: %json {json.dumps(_arguments_schema(tool))}",
@@ -88,7 +86,7 @@ def call_grammar(
 
 
 def _mark(mark: str, vocabulary: GrammarVocabulary) -> str:
-    """Returns a mark in Lark: the name of its token, or its text; nothing for no mark."""
+    """Returns a mark in Lark: the name of its token, or its text in quotes; "" if it is empty."""
     if not mark:
         return ""
     return mark if vocabulary.must_be_named(mark) else json.dumps(mark)
@@ -126,10 +124,12 @@ def split_answer(
                 words_end = start
             break
         if call is not None:
+            if words_end is None:
+                words_end = start
             calls.append(call)
-            words_end = start if words_end is None else words_end
     words = text[:words_end]
     if not is_complete and words_end is None:
+        # The text may end with the first characters of an opening mark.
         words = words[: len(words) - mark_overlap(words, dialect.opening)]
     if calls or not is_complete:
         words = words.rstrip()
@@ -141,7 +141,8 @@ def _marked_call(
 ) -> tuple[ParsedCall | None, int]:
     """Returns the call whose opening mark is at ``start``, and the index at which to read on.
 
-    The call is None where the mark begins none. Raises Unfinished where the text ends too soon.
+    The call is None where no call of a known tool follows the mark. Raises Unfinished where the
+    text ends before that can be said.
     """
     inside = start + len(dialect.opening)
     try:
@@ -150,8 +151,9 @@ def _marked_call(
         return None, inside
     rest = text[end:].lstrip()
     if rest.startswith(dialect.closing):
-        return _call(dialect, members, tool_names), len(text) - len(rest) + len(dialect.closing)
-    if dialect.closing.startswith(rest):
+        closing_start = len(text) - len(rest)
+        return _call(dialect, members, tool_names), closing_start + len(dialect.closing)
+    if dialect.closing.startswith(rest):  # More of the closing mark may follow.
         raise Unfinished
     return None, end
 
@@ -159,9 +161,10 @@ def _marked_call(
 def _split_unmarked(
     dialect: Dialect, text: str, tool_names: Collection[str], is_complete: bool
 ) -> tuple[str, list[ParsedCall]]:
-    """Splits an answer that is either all calls or all words."""
+    """Does what :func:`split_answer` does for a dialect without marks, in which an answer is either
+    all calls or all words."""
     unread = text.strip()
-    if not is_complete:
+    if not is_complete:  # Calls are returned only when all of the answer is known to be calls.
         may_be_calls = not unread or unread.startswith("{")
         return ("", []) if may_be_calls else (text.rstrip(), [])
     calls: list[ParsedCall] = []
@@ -181,7 +184,10 @@ def _split_unmarked(
 def _call(
     dialect: Dialect, members: Mapping[str, str], tool_names: Collection[str]
 ) -> ParsedCall | None:
-    """Returns the call that an object stands for, None where it is no call of a known tool."""
+    """Returns the call that an object stands for, None where it is no call of a known tool.
+
+    ``members`` has the object's values as the model wrote them, so a string has its quotes.
+    """
     name, arguments = members.get("name", ""), members.get(dialect.arguments_key, "")
     if not (name.startswith('"') and arguments.startswith("{")):
         return None

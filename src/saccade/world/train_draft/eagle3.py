@@ -1,12 +1,17 @@
 """Trains an EAGLE-3 head for a target (arXiv:2503.01840, section 3): ``--recipe eagle3``.
 
-The target reads each conversation, and its hidden states are used at once, so nothing is stored.
-The head is unrolled on its own outputs for some steps, as when it drafts ("training-time test" in
-the paper). Steps are counted from 0. In step s > 0 row j reads what row j - 1 returned in step
-s - 1, and stands for the s-th token that is drafted after place j - s. So it may see only what that
-token sees in drafting: the keys of step 0 up to row j - s, and of each step t = 1 ... s the one key
-of row j - s + t. For example, row 7 of step 2 stands for the second token drafted after place 5. It
-sees the keys of rows 0 to 5 of step 0, of row 6 of step 1, and its own.
+A head is a decoder layer that drafts from the target's hidden states. It has a row for each place
+of a text: row j reads the target's hidden state at place j and the token at place j + 1, and
+predicts the token at place j + 2. While it drafts, it reads its own output of the row before in the
+place of the target's hidden state. Training does the same for some steps ("training-time test" in
+the paper). The target reads each conversation, and its hidden states are used at once, so nothing
+is stored.
+
+Steps are counted from 0. In step s > 0 row j reads what row j - 1 returned in step s - 1, and
+stands for the s-th token that is drafted after place j - s. So it may see only what that token sees
+in drafting: the keys of step 0 up to row j - s, and of each step t = 1 ... s the one key of row
+j - s + t. For example, row 7 of step 2 stands for the second token drafted after place 5. It sees
+the keys of rows 0 to 5 of step 0, of row 6 of step 1, and its own.
 
 The loss is the cross-entropy with the target's distribution over the head's own vocabulary, and
 each further step counts 0.8 of the one before.
@@ -20,6 +25,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -54,10 +60,11 @@ CACHE_ARGUMENT = (
 )
 STEP_DECAY = 0.8  # A step's weight in the loss, over that of the step before.
 MAX_DRAFT_VOCAB = 32_000  # The most ids that a head can draft, as in published heads.
-# If the target has more ids than that, the answers of this many samples show which are frequent.
+# Where the target has more ids than ``MAX_DRAFT_VOCAB``, the answers of this many samples show
+# which of them are frequent.
 COUNTED_SAMPLES = 256
-# Targets with fewer layers have no room for the layers that published heads read: 2, the middle one
-# and the third from the end.
+# Published heads read the hidden states of three layers: 2, the middle one and the third from the
+# end. Targets with fewer layers than this are read at other layers.
 MIN_DEPTH_OF_PUBLISHED_LAYERS = 8
 
 
@@ -69,11 +76,10 @@ def make_head_config(target: Loaded, draft_vocab: int) -> dict[str, Any]:
     backbone = target.backbone
     config = backbone.config.to_dict()
     depth = backbone.layer_count
-    layers = (
-        (2, depth // 2, depth - 3)
-        if depth >= MIN_DEPTH_OF_PUBLISHED_LAYERS
-        else (1, depth // 2, depth)
-    )
+    if depth >= MIN_DEPTH_OF_PUBLISHED_LAYERS:
+        layers = (2, depth // 2, depth - 3)
+    else:
+        layers = (1, depth // 2, depth)
     rope = dict(config.get("rope_parameters") or {"rope_type": "default", "rope_theta": 10000.0})
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -108,6 +114,7 @@ class TrainedHead(nn.Module):
     """A head under training, beside the frozen target that it learns from."""
 
     def __init__(self, target: Loaded, known_ids: Int[Tensor, " draft_vocab"], seed: int) -> None:
+        """Makes a fresh head that can draft ``known_ids``; ``seed`` draws its weights."""
         super().__init__()
         backbone = target.backbone
         self.head_config = make_head_config(target, len(known_ids))
@@ -137,7 +144,7 @@ class TrainedHead(nn.Module):
         self._unregistered: list[Any] = [backbone, *make_rotary(backbone, config)]
 
     def forward(self, inputs: Mapping[str, Tensor], steps: int) -> Float[Tensor, ""]:
-        """Returns the loss over a batch of conversations."""
+        """Returns the mean loss of a batch of conversations, unrolled for ``steps`` steps."""
         backbone, rotary, _ = self._unregistered
         rotary.to(inputs["input_ids"].device)
         conversations = read_target(backbone, self.head.hidden_layers, inputs)
@@ -155,7 +162,7 @@ class TrainedHead(nn.Module):
         if not bool(answer_rows.any()):
             return None
         # Only answer rows enter the loss. In the last step the first of them depends on the row
-        # ``steps - 1`` rows before it, so rows before that one are computed in step 0 only.
+        # that is ``steps - 1`` rows before it. Rows before that one are computed in step 0 only.
         first = max(0, int(answer_rows.nonzero()[0]) - steps + 1)
         unrolled = self.unroll(
             conversation.ids, conversation.positions, conversation.hidden, steps, first
@@ -165,7 +172,8 @@ class TrainedHead(nn.Module):
             learnt_rows[:step] = False  # The first rows of a step mean nothing, see ``unroll``.
             if not bool(learnt_rows.any()):
                 break
-            rows_of_out = learnt_rows[len(learnt_rows) - len(out) :]  # ``out`` has the last rows.
+            # After step 0 ``out`` has only the last rows, from ``first`` on.
+            rows_of_out = learnt_rows[len(learnt_rows) - len(out) :]
             logits = self.head.lm_head(self.head.prepare_logits(out))[rows_of_out]
             law = conversation.laws(learnt_rows, self.head.target_ids)
             weight = STEP_DECAY**step
@@ -181,10 +189,11 @@ class TrainedHead(nn.Module):
         steps: int,
         first: int = 0,
     ) -> Iterator[Float[Tensor, "row dim"]]:
-        """Yields the head's output in every row but the text's last, step by step.
+        """Yields the head's outputs step by step, for every token of a text but the last.
 
-        After step 0 only the rows from ``first`` on are computed. The first rows of step s, at most
-        s of them, mean nothing, because the rows that they would read are not there.
+        After step 0 only the rows from ``first`` on are computed. The first of them may have no row
+        before it to read, and a step later neither it nor the next one has a meaning. So in step s
+        up to s first rows mean nothing.
         """
         backbone, rotary, axes = self._unregistered
         count = len(ids) - 1  # The last token's row has no token after it.
@@ -205,7 +214,7 @@ class TrainedHead(nn.Module):
                 **{CACHE_ARGUMENT: keys},
             )
             yield out
-            # In the next step each row reads the output of the row before it; the first has none.
+            # In the next step each row reads the output of the row before it, and the first zeros.
             hidden = torch.cat([torch.zeros_like(out[:1]), out[:-1]])
             if step == 0:
                 hidden, embeds, own_positions = (
@@ -228,7 +237,8 @@ class TrainedHead(nn.Module):
 
 
 class _UnrolledKeys:
-    """The keys and values of all steps so far, in the place of a cache of transformers."""
+    """The keys and values of all steps so far, in the place of a cache of transformers: ``update``
+    adds those of one step and returns all."""
 
     def __init__(self) -> None:
         self._keys: list[Tensor] = []
@@ -269,16 +279,17 @@ class TargetOutputs:
 
     ids: Int[Tensor, " len"]
     positions: Int[Tensor, "axes len"]
-    hidden: Float[Tensor, "len layers_dim"]
-    normed: Float[Tensor, "len dim"]
+    hidden: Float[Tensor, "len layers_dim"]  # the hidden states that a head reads, side by side
+    normed: Float[Tensor, "len dim"]  # what the output matrix reads
     is_answer: Bool[Tensor, " len"]  # places that predict a token of the answer
-    output: nn.Module
+    output: nn.Module  # the output matrix
 
     @torch.no_grad()
     def laws(
         self, rows: Bool[Tensor, " row"], known_ids: Int[Tensor, " draft_vocab"]
     ) -> Float[Tensor, "selected draft_vocab"]:
-        """Returns the target's laws over a head's vocabulary, at the places after these rows."""
+        """Returns the target's laws over a head's vocabulary at the places after these rows, which
+        are what the rows learn to predict."""
         normed = self.normed[1:][rows]
         return self.output(normed).float()[:, known_ids].softmax(-1)
 
@@ -305,7 +316,7 @@ def read_target(
     with ExitStack() as stack:
         # Hidden state n is what layer n reads, and the last one is what the norm reads.
         modules = [*text.layers[: backbone.layer_count], text.norm]
-        for number in {*layers}:
+        for number in {*layers}:  # Two of a small target's layers may be the same one.
             hook = modules[number].register_forward_pre_hook(record_input(number))
             stack.callback(hook.remove)
         hook = text.register_forward_pre_hook(record_positions, with_kwargs=True)
@@ -372,7 +383,7 @@ def make_head_trainer(
         model=head.to(args.device),
         args=args,
         train_dataset=dataset(phase_run, target),
-        data_collator=lambda items: items[0],
+        data_collator=lambda items: items[0],  # Each item of the data set is a batch already.
         callbacks=[ProgressCallback(phase_run, on_progress)],
     )
     trainer.remove_callback(PrinterCallback)
@@ -404,7 +415,7 @@ def known_ids(
         counts.update(labels[labels >= 0].tolist())
     ids = [token for token, _ in counts.most_common(MAX_DRAFT_VOCAB)]
     others = (token for token in range(vocab) if token not in counts)
-    ids += [token for token, _ in zip(others, range(MAX_DRAFT_VOCAB - len(ids)), strict=False)]
+    ids += islice(others, MAX_DRAFT_VOCAB - len(ids))
     return torch.tensor(sorted(ids))
 
 
