@@ -170,7 +170,9 @@ def test_a_peer_that_fails_without_a_word_is_a_row(
 
 
 @pytest.mark.extra
-def test_a_method_that_needs_another_draft_ends_no_comparison(embedded: Embedded) -> None:
+def test_a_method_that_needs_another_draft_ends_no_comparison(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Claim: where many methods are compared at once, one that this pair cannot run has a row with
     the sentence that says why, and the others have their runs. Control: named by itself it is
     refused."""
@@ -189,3 +191,11 @@ def test_a_method_that_needs_another_draft_ends_no_comparison(embedded: Embedded
     assert rows["sd"].identical_to_ar and rows["sd"].error is None
     with pytest.raises(ModelError, match="name a head"):
         race(())
+
+    def fail(*_: Any, **options: Any) -> Any:
+        raise ModelError("too long for this machine")
+
+    # Without plain decoding there is nothing to compare with, so its refusal is everybody's.
+    monkeypatch.setattr("saccade.bench.comparison.stream_answer", fail)
+    with pytest.raises(ModelError, match="too long"):
+        race(("ar", "head", "sd"))

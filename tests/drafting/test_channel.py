@@ -111,6 +111,12 @@ def test_a_model_arrives_with_its_ties(line):
     assert all(map(torch.equal, model_copy.state_dict().values(), model.state_dict().values()))
 
 
+def test_a_shared_tensor_may_be_empty():
+    """Claim: a tensor without numbers is shared like any other. Fails if there is no memory that
+    can be mapped."""
+    assert SharedTensor((0, 3)).tensor.shape == (0, 3)
+
+
 def test_memory_is_shared_both_ways(line):
     """Claim: what one end writes into a shared tensor the other end reads."""
     here, there = line

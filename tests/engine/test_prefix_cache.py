@@ -192,7 +192,10 @@ def test_a_prompt_that_goes_on_takes_the_place_of_its_beginning():
     assert [len(each.prompt) for each in cached_prompts] == [len(ids_of(longer))]
     other = backbone(noisy(FAMILIES[family], 0, AMOUNT)).with_prefix_cache(prefix_cache)
     prompt = prompt_of(model, inputs)
-    assert ModelPrefixes(prefix_cache, other).copy_longest(prompt, other.new_cache(99), 99) == (0, None)
+    assert ModelPrefixes(prefix_cache, other).copy_longest(prompt, other.new_cache(99), 99) == (
+        0,
+        None,
+    )
     rows, _ = ModelPrefixes(prefix_cache, target).copy_longest(
         prompt, target.new_cache(99), len(prompt) - 1
     )

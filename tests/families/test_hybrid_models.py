@@ -384,7 +384,13 @@ def test_memory_is_planned_with_the_states_of_each_request(family, monkeypatch):
     with pytest.raises(ModelError, match=r"keys, values and states.*about \d+ would fit"):
         saccade.run(model, inputs, method="ar", max_new_tokens=3)
     free((tokens + model.state_bytes + 100) / (1 - memory.SPARE_SHARE))
-    assert request.fits(model)
+    assert request.fits(model) and not request.fits(model, [request])
+    # The room that is left is enough for the other request's tokens, but not for its states.
+    free((2 * tokens + model.state_bytes * 3 / 2) / (1 - memory.SPARE_SHARE))
+    assert not request.fits(model, [request])
+    free((2 * tokens + 2 * model.state_bytes + 100) / (1 - memory.SPARE_SHARE))
+    assert request.fits(model, [request])
+    free((tokens + model.state_bytes + 100) / (1 - memory.SPARE_SHARE))
     assert not Request.of(model, left_padded([inputs, inputs]), max_new_tokens=3).fits(model)
 
 

@@ -244,11 +244,19 @@ def test_base64_as_encoders_write_it(size):
 
 
 def test_huge_data_addresses(monkeypatch):
-    """Claim: a data: address over the limit is refused by its length, before it is decoded."""
+    """Claim: the limit is of the decoded bytes: line breaks and escapes do not count. An address
+    that is far over it is refused by its length, before it is decoded."""
     sources = Sources(max_bytes=1000)
     assert sources.load(data_url(bytes(1000))).data == bytes(1000)
-    monkeypatch.setattr(base64, "b64decode", lambda *a, **k: pytest.fail("decoded"))
+    in_lines = base64.encodebytes(bytes(1000)).decode()
+    assert sources.load(f"data:video/mp4;base64,{in_lines}").data == bytes(1000)
+    escaped = quote(base64.b64encode(random.Random(0).randbytes(1000)), safe="")
+    assert len(sources.load(f"data:video/mp4;base64,{escaped}").data) == 1000
     assert refused(sources, data_url(bytes(1004)), "too_large").limit == 1000
+    half = base64.b64encode(bytes(501)).decode()
+    refused(sources, f"data:video/jpeg;base64,{half},{half}", "too_large")
+    monkeypatch.setattr(fetch, "_decode_base64", lambda text: pytest.fail("decoded"))
+    assert refused(sources, data_url(bytes(1200)), "too_large").limit == 1000
 
 
 # file:

@@ -469,7 +469,7 @@ def test_what_a_sliding_window_keeps(chunks, step, dropped):
             if at == len(chunks) // 2:
                 turn = {0: Turn(min(dropped, written), (7, 8))}
                 for talking in (target, drafter):
-                    talking.turn(turn, target.rules)
+                    talking.start_turn(turn, target.rules)
                 target.score({0: Tree()})
                 written += 2 - turn[0].drop
         assert drafter.session.requests[1].cache.length == size

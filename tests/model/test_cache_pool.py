@@ -60,7 +60,7 @@ def test_a_pool_that_moves_takes_its_caches_along(pool):
     row_counts: list[int] = []
 
     class Watcher:
-        def forget(self) -> None:
+        def drop_captured(self) -> None:
             row_counts.append(pool.rows)
 
     watcher = Watcher()

@@ -214,6 +214,7 @@ def test_a_checkpoint_that_is_quantised_counts_in_its_own_bits(
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 8),
         ({"quant_method": "fp8"}, 8),
+        ({"quant_method": "mxfp4"}, 4),
     ):
         config.quantization_config = settings
         assert footprints.stored_bits(config) == stored

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given as for_all
+from hypothesis import strategies as st
 from PIL import Image
 from serve.live import (
     Live,
@@ -24,6 +26,7 @@ from serve.live import (
 import saccade
 from saccade.inputs.training_domain import read_training_domain
 from saccade.serve.api_errors import NOT_SUPPORTED
+from saccade.serve.request_reader import scaled_size
 from saccade.serve.request_schema import IGNORED_FIELDS, ChatRequest, TextRequest
 
 DOCS = Path(__file__).parents[2] / "docs/http.md"
@@ -167,6 +170,22 @@ def test_pictures_have_as_many_pixels_as_is_asked(server, tmp_path):
         tokens(small, {"max_pixels": 50_000}, mm_processor_kwargs={"max_pixels": 40_000}) == fewer
     )
     assert tokens({"max_pixels": 10**12}) == plain
+
+
+@for_all(
+    sides=st.tuples(st.integers(1, 3000), st.integers(1, 3000)),
+    bounds=st.tuples(st.integers(1, 10**6), st.integers(1, 10**6)),
+)
+def test_a_picture_is_scaled_to_the_nearer_bound(sides, bounds):
+    """Claim: a scaled picture has at most max_pixels, also where it was enlarged; it is not smaller
+    than min_pixels where it has sides to spare; within the bounds it stays as it is."""
+    low, high = sorted(bounds)
+    height, width = scaled_size(*sides, low, high)
+    assert 1 <= height * width <= high
+    if low <= sides[0] * sides[1] <= high:
+        assert (height, width) == sides
+    if sides[0] * sides[1] < low and high >= low + height + width:
+        assert height * width >= low
 
 
 @pytest.mark.extra

@@ -212,6 +212,10 @@ def test_options_are_read_from_config_and_environment():
     assert read_options({"draft": "b", "length": "auto"}, {}, 8).length is None
     unset = {"keep": None, "length": None, "view": None, "memory": None}
     assert read_options({"draft": "b", **unset}, {}, 8) == DraftOptions("b")
+    # What is null in the config is not set there, so the environment's value holds.
+    assert read_options({"draft": None, "keep": None}, environment, 8) == DraftOptions(
+        "a", keep=0.3
+    )
     for settings, why in (
         ({}, "no draft is named"),
         ({"draft": "b", "veiw": "full"}, "unknown option 'veiw'"),

@@ -179,14 +179,14 @@ def chat(
                     conversation.close()
                 err.print(DOCUMENT_ADDED if command == DOCUMENT else FILE_ADDED, markup=False)
                 continue
-            inputs, draft_inputs = pair.converse(talk.dialogue(question))
-            start_answer = partial(
-                conversation.stream,
-                inputs,
-                draft_inputs=draft_inputs,
-                captioner=settings.make_captioner(talk.frames),
-            )
             try:
+                inputs, draft_inputs = pair.converse(talk.dialogue(question))
+                start_answer = partial(
+                    conversation.stream,
+                    inputs,
+                    draft_inputs=draft_inputs,
+                    captioner=settings.make_captioner(talk.frames),
+                )
                 result = print_answer(pair.target, start_answer, detail)
             except SaccadeError as error:
                 if not is_interactive:

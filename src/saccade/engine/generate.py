@@ -128,7 +128,7 @@ class Stream(Iterator[Round]):
         It takes the place of iterating: call it on a new stream, which is closed afterwards. See
         :meth:`saccade.Conversation.read_ahead`.
         """
-        assert self.batch is not None, "the stream has begun already"
+        assert self.batch is not None, "the stream has ended"
         self.closed = True
         try:
             self.batch.read_ahead(self._phase)

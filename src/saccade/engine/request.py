@@ -6,7 +6,7 @@ stop. It is made before any forward, so a call that cannot be answered fails at 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, Unpack, runtime_checkable
@@ -366,7 +366,7 @@ class Request:
     def fits(
         self,
         target: Backbone,
-        beside: int = 0,
+        others: Iterable[Request] = (),
         hidden_layers: Sequence[int] = (),
         *,
         keeps_all_keys: bool = True,
@@ -376,15 +376,20 @@ class Request:
         A target on several devices is taken to fit, since its share of each is unknown.
 
         Args:
-            beside: for how many tokens of other requests there must be room as well.
+            others: requests that have no caches yet and for which there must be room as well.
             hidden_layers: the hidden states that are stored for each token, for a draft head.
             keeps_all_keys: whether layers with a window keep the keys behind it.
         """
         if len(set(target.devices)) > 1:
             return True
-        tokens, unused = self.reserved_tokens() + beside, unused_bytes(target)
-        token_bytes, fixed = self._bytes(target, hidden_layers, keeps_all_keys)
-        return memory.has_room(tokens, token_bytes, target.device, unused, fixed)
+        tokens, fixed_bytes = 0, 0
+        for request in (self, *others):
+            tokens += request.reserved_tokens()
+            # The bytes of a token are the same for every request.
+            token_bytes, own_fixed_bytes = request._bytes(target, hidden_layers, keeps_all_keys)
+            fixed_bytes += own_fixed_bytes
+        unused = unused_bytes(target)
+        return memory.has_room(tokens, token_bytes, target.device, unused, fixed_bytes)
 
     def too_long_error(
         self,

@@ -104,13 +104,12 @@ class Scheduler:
         """Returns whether memory has room for one more request, beside the caches there are and
         those of requests whose prompts are not read yet. If it has not, this drops stored prefixes
         and looks again."""
-        unread = (e.batch.request for e in self._entries.values() if not e.batch.has_read_prompts)
-        unread_tokens = sum(each.reserved_tokens() for each in unread)
+        unread = [e.batch.request for e in self._entries.values() if not e.batch.has_read_prompts]
         layers = recorded_hidden_layers(self._recipe, self._draft)
         keeps_all_keys = self._recipe.needs_all_keys
 
         def is_room() -> bool:
-            return request.fits(self._target, unread_tokens, layers, keeps_all_keys=keeps_all_keys)
+            return request.fits(self._target, unread, layers, keeps_all_keys=keeps_all_keys)
 
         prefix_cache = self._target.prefix_cache
         if not is_room() and prefix_cache is not None:

@@ -25,6 +25,10 @@ BYTES_PER_WEIGHT = {"--dtype bfloat16": 2.0, "--quantize bnb-8bit": 1.0, "--quan
 """The options that make a model smaller, and how many bytes a weight takes with each."""
 
 
+BITS_BY_FORMAT = {"mxfp4": 4}
+"""The bits of a weight in formats of checkpoints whose configs never name them."""
+
+
 @dataclass(frozen=True)
 class Footprint:
     """The size of a model, counted in numbers rather than bytes.
@@ -231,13 +235,15 @@ def stored_bits(config: Any) -> int | None:
     """Returns the bits of a weight in a quantised checkpoint; None for one that is not quantised.
 
     Some formats name the bits once, others in several schemes, of which the largest counts. Where
-    the config names none, it is 8 bits.
+    the config names none, they are those of the format's name, or else 8.
     """
     settings = config.to_dict().get("quantization_config")
     if not settings:
         return None
     if settings.get("load_in_4bit"):  # bitsandbytes names its 4 bits in this way.
         return 4
+    if settings.get("quant_method") in BITS_BY_FORMAT:
+        return BITS_BY_FORMAT[settings["quant_method"]]
     schemes = [each.get("weights") or {} for each in (settings.get("config_groups") or {}).values()]
     by_scheme = [int(each["num_bits"]) for each in schemes if each.get("num_bits")]
     return int(settings.get("bits") or max(by_scheme, default=8))

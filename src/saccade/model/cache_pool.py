@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
@@ -42,6 +42,13 @@ class Lease:
     values: list[Float[Tensor, "kv_head capacity head_dim"]]
 
 
+class Watcher(Protocol):
+    """What reads the buffers at fixed addresses."""
+
+    def drop_captured(self) -> None:
+        """Is called when the buffers have moved, so that what was captured over them is invalid."""
+
+
 class CachePool:
     """Buffers of keys and values, one pair a layer, of which caches borrow rows.
 
@@ -67,7 +74,7 @@ class CachePool:
         self._returned_runs: list[tuple[int, int]] = []  # free too, but not yet in _free_runs
         self._lock = threading.RLock()
         self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
-        self._watchers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
 
     @property
     def rows(self) -> int:
@@ -81,9 +88,9 @@ class CachePool:
             sum(stop - start for start, stop in (*self._free_runs, *self._returned_runs))
         )
 
-    def watch(self, watcher: Any) -> None:
-        """Makes the pool call ``watcher.forget()`` whenever its buffers have moved, until the
-        watcher is garbage-collected."""
+    def watch(self, watcher: Watcher) -> None:
+        """Calls ``watcher.drop_captured`` whenever the pool's buffers have moved, until the watcher
+        is garbage-collected."""
         self._watchers.add(watcher)
 
     def lease(self, capacity: int, layers: int) -> Lease | None:
@@ -196,7 +203,7 @@ class CachePool:
     def _announce_move(self) -> None:
         """Calls the watchers, and frees the memory where the buffers were."""
         for watcher in self._watchers:
-            watcher.forget()
+            watcher.drop_captured()
         memory.return_unused_memory(self._device)
 
     def _move_leases(self) -> None:

@@ -70,6 +70,27 @@ SCALING = Image.Resampling.BICUBIC  # How frames are resized to ``min_pixels`` o
 LOW_DETAIL_SIZE = (512, 512)  # In pixels. A picture of detail "low" is shrunk to fit into it.
 
 
+def scaled_size(height: int, width: int, min_pixels: float, max_pixels: float) -> tuple[int, int]:
+    """Returns the (height, width) of a picture that is scaled until its pixels are within bounds.
+
+    Its shape stays about the same. It has never more than ``max_pixels``, and at least
+    ``min_pixels`` unless the two bounds leave no room for whole sides of this shape.
+    """
+    pixels = height * width
+    scale = math.sqrt(min(max(pixels, min_pixels), max_pixels) / pixels)
+    if scale == 1:
+        return height, width
+    # Sides are rounded down where the picture was too large, and up where it was too small.
+    to_whole = math.floor if scale < 1 else math.ceil
+    height, width = (max(1, to_whole(side * scale)) for side in (height, width))
+    if height * width > max_pixels:
+        # A side of one pixel cannot get shorter, so the other one must. And where the picture was
+        # enlarged to about ``max_pixels``, rounding up may have gone beyond it.
+        height = min(height, max(1, int(max_pixels // width)))
+        width = min(width, max(1, int(max_pixels // height)))
+    return height, width
+
+
 @dataclass(frozen=True)
 class ReadRequest:
     """A request as the engine runs it: one engine request for each answer, and the form in which
@@ -307,20 +328,13 @@ class RequestReader:
         common = request.mm_processor_kwargs or PixelLimits()
         min_pixels = limits.min_pixels or common.min_pixels or 0
         max_pixels = limits.max_pixels or common.max_pixels or math.inf
-        pixels = frames.shape[1] * frames.shape[2]
-        scale = math.sqrt(min(max(pixels, min_pixels), max_pixels) / pixels)
-        if scale == 1:
+        old_height, old_width = frames.shape[1:3]
+        height, width = scaled_size(old_height, old_width, min_pixels, max_pixels)
+        if (height, width) == (old_height, old_width):
             return frames
-        # Sides are rounded down where frames were too large, and up where they were too small, so
-        # that the limit is kept.
-        to_whole = math.floor if scale < 1 else math.ceil
-        height, width = (max(1, to_whole(side * scale)) for side in frames.shape[1:3])
-        if scale < 1:  # A side of one pixel cannot get shorter, so the other one must.
-            height = min(height, max(1, int(max_pixels // width)))
-            width = min(width, max(1, int(max_pixels // height)))
         max_bytes = self._media.limits.max_memory
         needed_bytes = len(frames) * height * width * 3  # A pixel has 3 bytes.
-        if scale > 1 and max_bytes and needed_bytes > max_bytes:
+        if height * width > old_height * old_width and max_bytes and needed_bytes > max_bytes:
             message = "min_pixels: so many frames of that size do not fit: ask for smaller ones"
             raise ApiError(400, message, "min_pixels")
         resized = [Image.fromarray(frame).resize((width, height), SCALING) for frame in frames]

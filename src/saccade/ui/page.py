@@ -85,9 +85,11 @@ def preview_clip(example: str | None, upload: str | None, settings: PageSettings
 
 def describe_models(settings: PageSettings) -> str:
     """Returns the name of the target, and of the draft if there is one."""
+    drafted_by = f", drafted by {settings.draft}" if settings.draft else ""
     if is_embedded(settings.target):
-        return "the embedded pair, which knows drawn shapes only"
-    return settings.target + (f", drafted by {settings.draft}" if settings.draft else "")
+        what = "target" if settings.draft else "pair"
+        return f"the embedded {what}, which knows drawn shapes only{drafted_by}"
+    return settings.target + drafted_by
 
 
 def explain_method_html(method: str) -> str:

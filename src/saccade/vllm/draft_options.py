@@ -65,13 +65,12 @@ def read_options(config: Any, environment: Mapping[str, str], max_length: int) -
             f"saccade in --additional-config is {config!r}, and not an object such as "
             '{"draft": "lookup"}'
         )
-    values |= config
+    # An option that is null in the config is one that the config does not set.
+    values |= {name: value for name, value in config.items() if value is not None}
     names = [field.name for field in fields(DraftOptions)]
-    for name in values:
+    for name in {**values, **config}:
         if name not in names:
             raise OptionError(f"unknown option {name!r} for the draft; known: {', '.join(names)}")
-    # An option that is null in the config has its default.
-    values = {name: value for name, value in values.items() if value is not None}
     if not values.get("draft"):
         raise OptionError(
             "no draft is named: set SACCADE_VLLM_DRAFT to a checkpoint, or to lookup, which needs "

@@ -194,7 +194,7 @@ BUGS = (
     PlantedBug(
         "CUDA graphs: graphs are used after their memory pool has moved",
         "model/cache_pool.py",
-        find="$watcher.forget()",
+        find="$watcher.drop_captured()",
         plant="None",
         tests=("model/test_cache_pool.py::test_a_pool_that_moves_takes_its_caches_along",),
     ),

@@ -70,6 +70,7 @@ class Part:
     # The fixed time of a forward, as the bytes that could be read in that time.
     fixed: float = 0.0
     special_layers: str = ""  # A sentence about its layers that do not keep all keys, if any.
+    rounded_copy: int = 0  # The bytes of ``weights`` that are a rounded copy.
 
     @property
     def cost(self) -> float:
@@ -226,8 +227,10 @@ def examine(
         new_speedup = _best_chain(TYPICAL_RATE, rounded.cost / parts[0].cost, cost_per_row).speedup
         speedup = next((each.speedup for each in outlook if each.rate == TYPICAL_RATE), 1.0)
         # The last part is the model that drafts, so the difference is the rounded copy.
-        copy_bytes = rounded.weights - parts[-1].weights
-        fits = needed + copy_bytes <= free_bytes * (1 - SPARE_SHARE)
+        more_bytes = rounded.weights - parts[-1].weights
+        if draft is None:
+            more_bytes += rounded.cache  # The target as its own draft has a second cache.
+        fits = needed + more_bytes <= free_bytes * (1 - SPARE_SHARE)
         if fits and new_speedup > speedup * NOTICEABLE_SPEEDUP:
             suggestion = _suggest_rounding(new_speedup, draft is None)
     # What a parallel method needs, whose draft is a process of its own on a GPU.
@@ -283,7 +286,10 @@ def _own_draft(
     # The target's own part has the original weights already, and the sentence about its layers.
     copy = footprint(config).rounded_copy_bytes(rounding.bytes_per_weight)
     return replace(
-        with_originals, name=f"{name} ({rounding.name})", weights=copy, special_layers=""
+        with_originals,
+        name=f"{name} ({rounding.name})",
+        weights=copy,
+        special_layers="",
     )
 
 
@@ -321,6 +327,7 @@ def _part(
         step=model_size.bytes_read_per_token(read_bytes_per_weight, tokens, bytes_per_number),
         fixed=model_size.layers * fixed_bytes,
         special_layers=_describe_layers(name, model_size, bytes_per_number),
+        rounded_copy=copy,
     )
 
 
@@ -366,12 +373,13 @@ def _suggest_smaller(parts: Sequence[Part], free_bytes: int, bytes_per_weight: f
     room = free_bytes * (1 - SPARE_SHARE)
     cache = sum(part.cache for part in parts)
     weights = sum(part.weights for part in parts)
+    copies = sum(part.rounded_copy for part in parts)
     weight_count = parts[0].weights / bytes_per_weight
     draft_weights = weights - parts[0].weights
     for option, new_bytes in BYTES_PER_WEIGHT.items():
         if option.startswith("--dtype"):
-            # The type also applies to the draft and to the caches.
-            needed = (weights + cache) * new_bytes / bytes_per_weight
+            # The type also applies to the draft and to the caches, but not to rounded weights.
+            needed = (weights - copies + cache) * new_bytes / bytes_per_weight + copies
         else:
             # Only the target's weights are stored in fewer bits.
             needed = weight_count * new_bytes + draft_weights + cache

@@ -54,15 +54,15 @@ class SharedTensor:
     def __init__(self, shape: Sequence[int], descriptor: int | None = None) -> None:
         self.shape = tuple(shape)
         count = torch.Size(self.shape).numel()
-        size = max(1, 4 * count)  # In bytes; an empty file cannot be mapped.
+        size = 4 * max(1, count)  # In bytes; an empty file cannot be mapped.
         if descriptor is None:
             descriptor = _open_anonymous_file()
             os.ftruncate(descriptor, size)
         self._file = os.fdopen(descriptor, "r+b", buffering=0)
         weakref.finalize(self, self._file.close)
         mapping = mmap.mmap(descriptor, size)
-        self.tensor: Tensor = torch.frombuffer(mapping, dtype=torch.float32, count=count)
-        self.tensor = self.tensor.view(self.shape)
+        numbers: Tensor = torch.frombuffer(mapping, dtype=torch.float32, count=size // 4)
+        self.tensor = numbers[:count].view(self.shape)
 
     @property
     def descriptor(self) -> int:

@@ -519,4 +519,9 @@ def _limit_cpu_time(seconds: float) -> None:
     """
     used = resource.getrusage(resource.RUSAGE_SELF)
     max_seconds = used.ru_utime + used.ru_stime + seconds * (os.cpu_count() or 1)
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(max_seconds) + 1, resource.RLIM_INFINITY))
+    limit = math.ceil(max_seconds) + 1
+    # The hard limit stays as the server was started with, since only root may raise it.
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_CPU)
+    if hard_limit != resource.RLIM_INFINITY:
+        limit = min(limit, hard_limit)
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, hard_limit))

@@ -18,7 +18,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -32,6 +32,9 @@ from saccade.inputs.media.media_file import check_path
 
 MAX_FRAMES = 10_000  # Frames in one data: address.
 MAX_URL_CHARACTERS = 8192  # Of an address that is fetched, and of the head of a data: address.
+# How many times as long base64 may be with its line breaks, of which there is one in 76 characters,
+# and with +, / and = written as escapes of three characters, as about one in 32 is.
+MAX_BASE64_OVERHEAD = 1.1
 MAX_CONNECT_ATTEMPTS = 4  # So many addresses of one name are tried.
 REDIRECT_STATUSES = (301, 302, 303, 307, 308)
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -112,11 +115,12 @@ class Sources:
         if kind.partition("/")[0] not in ("video", "image"):
             raise _address_refusal("must say video or image, as data:video/mp4 does", "unsupported")
         body = url[len(head) + 1 :]
-        # Four characters of base64 are three bytes, of which up to two may be only padding.
-        if len(body) * 3 // 4 > self.max_bytes + 2:
+        # Four characters of base64 are three bytes, of which up to two may be only padding. Line
+        # breaks and escapes take some characters more, so what remains is measured once decoded.
+        if len(body) * 3 // 4 > MAX_BASE64_OVERHEAD * self.max_bytes + 2:
             raise self._too_large()
         if kind != "video/jpeg":
-            return FetchedMedia("bytes", _decode_base64(body))
+            return FetchedMedia("bytes", self._decode_all([body])[0])
         # There is one frame more than commas, so ``MAX_FRAMES`` commas are one frame too many.
         commas = [match.start() for match in islice(re.finditer(b",", body), MAX_FRAMES)]
         if len(commas) == MAX_FRAMES:
@@ -126,7 +130,15 @@ class Sources:
         starts = [0, *(comma_place + 1 for comma_place in commas)]
         ends = [*commas, len(body)]
         frames = [body[start:end] for start, end in zip(starts, ends, strict=True)]
-        return FetchedMedia("frames", frames=tuple(map(_decode_base64, frames)))
+        return FetchedMedia("frames", frames=self._decode_all(frames))
+
+    def _decode_all(self, texts: Sequence[memoryview]) -> tuple[bytes, ...]:
+        """Decodes base64. Raises VideoInputError where it is broken or empty, and where the bytes
+        are together more than ``max_bytes``."""
+        decoded = tuple(map(_decode_base64, texts))
+        if sum(map(len, decoded)) > self.max_bytes:
+            raise self._too_large()
+        return decoded
 
     def _file(self, url: str) -> FetchedMedia:
         if self.root is None:

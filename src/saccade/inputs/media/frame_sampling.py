@@ -135,7 +135,10 @@ def _moments(
         advice = "ask for fewer, or give start and end"
         if not_even_one_fits:
             advice = "scale the video down"
-        raise refusal(frame_source.label, f"{what}: {advice}", code, max_count)
+        # The exceeded limit: of memory in bytes, or else of frames.
+        is_memory = frames_in_memory < (limits.max_frames or sys.maxsize)
+        exceeded_limit = limits.max_memory if is_memory else limits.max_frames
+        raise refusal(frame_source.label, f"{what}: {advice}", code, exceeded_limit)
     if count > max_count:
         frame_source.warnings.append(f"took {max_count} frames, evenly spaced, instead of {count}")
         count, rate = max_count, 0.0
