@@ -37,7 +37,7 @@ def read_bars(run: Path) -> Bars:
 
     Raises OptionError where there is no such run.
     """
-    _, answers = records.read_finished_run(run)
+    _, answers = records.read_run(run)
     methods = [name for name in METHODS if any(answer.method == name for answer in answers)]
     return {
         suite: {name: _speedup_intervals(answers, suite, name) for name in methods}

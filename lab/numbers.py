@@ -86,7 +86,7 @@ def suites(results: Path, runs: Sequence[str]) -> Iterator[str]:
         "decoding, × `generate` | decoding, × best fixed method |"
     )
     yield "|-|-:|-|-|-|-|"
-    answers = [answer for run in runs for answer in records.read_finished_run(results / run)[1]]
+    answers = [answer for run in runs for answer in records.read_run(results / run)[1]]
     for suite, words in QUESTIONS.items():
         by_method: dict[str, list[Answer]] = {}
         for answer in answers:

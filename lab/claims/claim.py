@@ -306,7 +306,7 @@ def _digest(path: Path) -> str:
 
 @cache
 def _read_run(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
-    return records.read_finished_run(folder)
+    return records.read_run(folder)
 
 
 @cache

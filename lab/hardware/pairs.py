@@ -57,7 +57,7 @@ def table(tokens: int = 8192, keep: float = 0.1) -> str:
             f"| {pair[0]} | {pair[1]} | {format_bytes(diagnosis.needed)} | {step:.1f} | "
             f"{drafted:.1f} | "
             f"{typical.length} | {typical.speedup:.1f} / {good.speedup:.1f} | "
-            f"{diagnosis.verdict.split(':')[0]} |"
+            f"{diagnosis.conclusion.split(':')[0]} |"
         )
     return "\n".join(lines)
 

@@ -167,7 +167,7 @@ def test_a_run_that_cannot_be_read_is_refused(ran: Ran, tmp_path: Path) -> None:
         ([header, other_version], "another version"),
     ):
         (tmp_path / records.RESULTS_FILE).write_text("\n".join(rows) + "\n")
-        for read in (records.read_and_repair_run, records.read_finished_run):
+        for read in (records.read_and_repair_run, records.read_run):
             with pytest.raises(OptionError, match=why):
                 read(tmp_path)
 
@@ -179,13 +179,13 @@ def test_a_packed_run_is_finished(ran: Ran, embedded: Embedded, tmp_path: Path) 
     packed = tmp_path / records.PACKED_FILE
     lines = (ran.folder / records.RESULTS_FILE).read_bytes().splitlines(keepends=True)
     packed.write_bytes(gzip.compress(b"".join([*lines, lines[1]])))
-    assert records.read_finished_run(tmp_path)[1] == ran.answers
+    assert records.read_run(tmp_path)[1] == ran.answers
     with pytest.raises(OptionError, match="holds a finished run"):
         runner.run_benchmark(ran.plan, *embedded, tmp_path)
     for damaged in (b"", packed.read_bytes()[:-20], b"no gzip"):
         packed.write_bytes(damaged)
         with pytest.raises(OptionError, match="cannot be unpacked|empty"):
-            records.read_finished_run(tmp_path)
+            records.read_run(tmp_path)
 
 
 def test_another_plans_run(ran: Ran, embedded: Embedded, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_a_draft_on_a_device_of_another_kind_is_not_judged_by_the_targets() -> N
     Fails if it is judged as if it were on the GPU too."""
     elsewhere = pair(device="cuda", draft_device="cpu", draft_free_bytes=GIB)
     assert not elsewhere.outlook and not elsewhere.problems and not elsewhere.suggestion
-    assert "calibrate" in elsewhere.verdict and "another kind" in elsewhere.notes[-1]
+    assert "calibrate" in elsewhere.conclusion and "another kind" in elsewhere.notes[-1]
     assert elsewhere.draft_process_bytes == 0 and elsewhere.parts[1].fixed == 0
     beside = pair(device="cuda", draft_device="cuda", draft_free_bytes=GIB)
     assert beside.outlook and beside.draft_process_bytes and beside.parts[1].fixed > 0
@@ -207,7 +207,7 @@ def test_better_drafts_are_longer_and_faster() -> None:
 
 def verdict(speedup: float) -> str:
     outlook = (Outlook(0.6, 1, 9.0), Outlook(TYPICAL_RATE, 3, speedup), Outlook(0.9, 1, 9.0))
-    return Diagnosis((), 0, 0, 1, 0.1, outlook, (), ()).verdict
+    return Diagnosis((), 0, 0, 1, 0.1, outlook, (), ()).conclusion
 
 
 @pytest.mark.parametrize(
@@ -231,8 +231,8 @@ def test_problems_come_before_gains() -> None:
     """Claim: a pair that cannot work has no outlook, and its verdict is why.
     Fails if a speedup is promised for it."""
     report = pair(problems=["one", "two"])
-    assert report.verdict == "no: one; two" and not report.outlook
-    assert pair().verdict.startswith("worth it")
+    assert report.conclusion == "no: one; two" and not report.outlook
+    assert pair().conclusion.startswith("worth it")
 
 
 def test_the_border_of_what_fits() -> None:
@@ -290,7 +290,7 @@ def test_the_target_alone() -> None:
     report = examine(("big", Config(BIG)), None, tokens=100, free_bytes=GIB)
     assert len(report.parts) == 1 and not report.outlook and not report.problems
     assert report.ratio == 1.0
-    assert "draft" in report.verdict and "worth" not in report.verdict
+    assert "draft" in report.conclusion and "worth" not in report.conclusion
 
 
 def test_json_has_what_is_shown() -> None:
@@ -298,7 +298,7 @@ def test_json_has_what_is_shown() -> None:
     Fails if a field is renamed for those who read it."""
     report = pair(notes=["a note"])
     fields = report.json()
-    assert fields["verdict"] == report.verdict and fields["needed"] == report.needed
+    assert fields["verdict"] == report.conclusion and fields["needed"] == report.needed
     assert fields["notes"][0] == "a note" and fields["problems"] == ()
     assert [each["rate"] for each in fields["outlook"]] == list(ACCEPTANCE_RATES)
     assert [each["name"] for each in fields["parts"]] == ["big", "small"]

@@ -145,7 +145,7 @@ def test_addresses_are_opened_by_the_servers_rules(
     either is missing; a file: address is read below the folder that is named, and no other."""
     url = f"http://127.0.0.1:{server}/picture.png"
     host = f"127.0.0.1:{server}"
-    named = Sources(hosts=(host,), private=True)
+    named = Sources(hosts=(host,), allows_private_hosts=True)
     assert (python_media.read(url, FrameSampling(), named).frames[0] == frames[0]).all()
     for sources in (NO_SOURCES, Sources(hosts=(host,)), Sources(any_host=True)):
         with pytest.raises(VideoInputError, match="may not be opened"):
@@ -161,7 +161,7 @@ def test_addresses_are_opened_by_the_servers_rules(
 def test_load_says_what_addresses_are_allowed() -> None:
     """Claim: ``saccade.load`` takes the server's options by their names, a host alone too."""
     loaded = saccade.load(media_hosts="example.com", private_media_hosts=True, device="cpu")
-    assert loaded.sources == Sources(hosts=("example.com",), private=True)
+    assert loaded.sources == Sources(hosts=("example.com",), allows_private_hosts=True)
     with pytest.raises(OptionError, match="name them"):
         saccade.load(private_media_hosts=True)
 

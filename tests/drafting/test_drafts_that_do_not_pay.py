@@ -69,7 +69,7 @@ def test_a_draft_that_is_not_tried_is_tried_again(level, acceptance):
     most 64 answers, whatever it costs, and after 4 where it costs little. Fails if one bad answer,
     or seconds of a busy hour, end drafting for good or for long."""
     auto = Auto(replace(COSTS, draft=level, acceptance=acceptance))
-    assert not auto.pays()
+    assert not auto.is_expected_to_pay()
     rules = Scores(Tree(), [], Sampling(), (), 0)
     plain = Round(0, Tree(), Verdict((), (), 3, "bonus"), None, rules, None, 0.0, 1.0)
     most = 4 if level < 0.1 else 64  # A draft that could gain much is tried again soon.
@@ -77,9 +77,9 @@ def test_a_draft_that_is_not_tried_is_tried_again(level, acceptance):
         learnt = auto.learnt_costs(auto.fold(auto.start(), plain))
         assert learnt is not None
         auto = Auto(learnt)
-        if auto.pays():
+        if auto.is_expected_to_pay():
             break
-    assert auto.pays()
+    assert auto.is_expected_to_pay()
 
 
 def test_an_answer_of_a_single_round_teaches(monkeypatch):

@@ -14,7 +14,7 @@ from saccade.core.protocols import Growing, Shape, State
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import Tree, chain
 from saccade.drafting import drafters
-from saccade.drafting.drafters import Planning, drive
+from saccade.drafting.drafters import TimedShape, drive
 
 GROWING, LEARNING, SCORING = 3.0, 5.0, 100.0
 
@@ -49,7 +49,7 @@ class Slow(Shape):
         return state
 
 
-def grow(planning: Planning, clock: list[float]) -> Tree:
+def grow(planning: TimedShape, clock: list[float]) -> Tree:
     def score(trees: dict[int, Tree]) -> dict[int, Scores]:
         clock[0] += SCORING
         return {0: Scores(trees[0], [], Sampling(), (), 0)}
@@ -61,7 +61,7 @@ def test_growing_and_learning_count_and_scoring_does_not(clock):
     """Claim: a draft of four forwards takes four decisions' seconds, whatever its forwards take,
     and what is learnt from the round is added. Fails if the clock runs on while a tree is scored.
     """
-    planning = Planning(Slow(4, clock))
+    planning = TimedShape(Slow(4, clock))
     assert grow(planning, clock) == chain(range(4))
     assert planning.seconds == 4 * GROWING and clock[0] == 4 * (GROWING + SCORING)
     planning.fold(None, None)  # type: ignore[arg-type]
@@ -70,7 +70,7 @@ def test_growing_and_learning_count_and_scoring_does_not(clock):
 
 def test_a_shape_that_fails_is_still_seen_to_fail(clock):
     """Claim: the stopwatch hides no error of a shape."""
-    planning = Planning(Slow(4, clock, fails=True))
+    planning = TimedShape(Slow(4, clock, fails=True))
     with pytest.raises(drafters.DraftFailed):
         grow(planning, clock)
     assert planning.seconds == GROWING

@@ -184,7 +184,7 @@ def test_rounds_leave_a_stop_string_out(model: saccade.Model, clips: list[Path])
         assert "".join(round.text for round in rounds) == text
         assert stream.text_decoder is not None
         text_decoder = IncrementalDecoder(stream.text_decoder)
-        printed = [text_decoder.styled_text(round.scalars()).plain for round in rounds]
+        printed = [text_decoder.styled_text(round.to_record()).plain for round in rounds]
         assert "".join([*printed, text_decoder.rest(text)]) == text
 
 

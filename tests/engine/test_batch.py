@@ -130,7 +130,7 @@ def test_eight_requests_answer_as_eight_runs_in_one_forward_a_round(method, monk
             continue  # how long auto drafts depends on how fast it was
         (alone,) = exhausted(streamed(one, method))
         assert alone.ids == answered.ids
-        mine = [record.scalars() for record in together if record.request == number]
+        mine = [record.to_record() for record in together if record.request == number]
         assert [(r.tokens, r.parents, r.emitted) for r in mine] == [
             (r.tokens, r.parents, r.emitted) for r in alone.rounds
         ]

@@ -280,7 +280,7 @@ def test_rounds_are_streamed_as_they_happen():
     rounds = [first, second, *stream]
     assert [t for r in rounds for t in r.emitted] == _answer()[:20]
     assert [r.finish for r in rounds] == [None] * (len(rounds) - 1) + ["length"]
-    for record in (r.scalars() for r in rounds):
+    for record in (r.to_record() for r in rounds):
         own = () if record.kind is None else (record.kind,)
         assert record.kinds == ("accepted",) * len(record.accepted) + own
         assert len(record.kinds) == len(record.emitted)

@@ -137,7 +137,7 @@ def test_outputs_of_towers_are_joined_as_one_call_would_give_them():
     loaded = zoo.member("qwen3-vl")
     inputs = zoo.make_inputs(loaded, "images")
     (whole,) = loaded.backbone.prompts(inputs)
-    vision = ConversationVision(runs_separately=True)
+    vision = ConversationVision(runs_media_separately=True)
     for _ in range(2):
         (joined,) = loaded.backbone.prompts(inputs, vision=vision)
         torch.testing.assert_close(joined.embeds, whole.embeds, atol=1e-4, rtol=1e-4)

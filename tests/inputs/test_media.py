@@ -79,7 +79,7 @@ def test_skipping_is_invisible(x264):
         assert all(np.array_equal(got[i], whole.frames[i]) for i in wanted)
     with open_media(data, Limits()) as file:
         reel = Video(file, Limits())
-        assert 35 < reel.starts[55] and (np.diff(reel.starts) >= 0).all()
+        assert 35 < reel.start_packets[55] and (np.diff(reel.start_packets) >= 0).all()
 
 
 def test_default_sampling():

@@ -95,7 +95,7 @@ def server() -> Iterator[Server]:
 def here(server: Server, *hosts: str, **more) -> Sources:
     """What may ask this server, though it is on this machine."""
     listed = [f"{host}:{server.port}" for host in ("127.0.0.1", *hosts)]
-    return Sources(hosts=tuple(listed), private=True, **{"seconds": 10.0, **more})
+    return Sources(hosts=tuple(listed), allows_private_hosts=True, **{"seconds": 10.0, **more})
 
 
 @pytest.fixture
@@ -453,7 +453,7 @@ def test_every_redirection_is_judged(to, server, names):
     names(start_example=[["127.0.0.1"]])
     target = to.format(port=server.port, other=server.port + 1)
     server.answers |= {"/go": leading(target), "/secret": plain()}
-    sources = Sources(hosts=(f"start.example:{server.port}",), private=True, seconds=10.0)
+    sources = Sources(hosts=(f"start.example:{server.port}",), allows_private_hosts=True, seconds=10.0)
     refused(sources, server.at("/go", "start.example"), "not_allowed")
     assert [path for path, _ in server.requests] == ["/go"]
 
@@ -477,7 +477,7 @@ def test_hops_are_followed_and_counted(server, names):
     ]
     assert hosts == ["start.example", "next.example", "next.example"]
     server.requests.clear()
-    refused(here(server, redirects=2), server.at("/loop"), "unreachable")
+    refused(here(server, max_redirects=2), server.at("/loop"), "unreachable")
     assert len(server.requests) == 3
 
 
@@ -486,8 +486,8 @@ def test_private_needs_a_listed_host(server):
     assert here(server).load(server.at("/ok")).data == BYTES
     listed = (f"127.0.0.1:{server.port}",)
     refused(Sources(hosts=listed), server.at("/ok"), "not_allowed")
-    refused(Sources(any_host=True, private=True), server.at("/ok"), "not_allowed")
-    refused(Sources(any_host=True, private=True), "http://127.0.0.1/", "not_allowed")
+    refused(Sources(any_host=True, allows_private_hosts=True), server.at("/ok"), "not_allowed")
+    refused(Sources(any_host=True, allows_private_hosts=True), "http://127.0.0.1/", "not_allowed")
 
 
 def test_answers_that_are_not_the_media(server):

@@ -136,7 +136,7 @@ def test_in_one_unit_hippo_accepts_fewer():
 def test_a_stored_run_is_made_again_as_it_was():
     """Claim: the arguments of a stored run are those of its own plan; an unknown name says what is
     known."""
-    about, _ = records.read_finished_run(RESULTS / "papers-second")
+    about, _ = records.read_run(RESULTS / "papers-second")
     arguments = runs.bench_arguments("papers-second", RESULTS)
     assert arguments[arguments.index("--methods") + 1] == ",".join(about["plan"]["methods"])
     assert arguments[arguments.index("--draft") + 1] == "shapes-draft-naive"
@@ -152,7 +152,7 @@ def test_the_runs_of_the_claims_can_be_run_again():
     for name in {
         claim.command.split()[2] for claim in EVERY if claim.command.startswith("lab run")
     }:
-        plan = records.read_finished_run(RESULTS / name)[0]["plan"]
+        plan = records.read_run(RESULTS / name)[0]["plan"]
         assert all(resolve(method) for method in plan["methods"]), name
         assert set(plan["suites"]) <= set(suites()), name
 

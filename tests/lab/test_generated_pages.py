@@ -190,7 +190,7 @@ def test_a_report_is_what_its_run_says(run):
     from lab import layouts
     from saccade.bench import records, report
 
-    about, answers = records.read_finished_run(run)
+    about, answers = records.read_run(run)
     drawn: dict[str, list[str]] = {}
     for picture, name in re.findall(r"!\[((\S+)-\w+\.png)\]", (run / "report.md").read_text()):
         drawn.setdefault(name, []).append(picture)
@@ -237,7 +237,7 @@ def test_every_stored_answer_is_plain_decodings(run):
     sampled, and none fell back."""
     from saccade.bench import records
 
-    about, answers = records.read_finished_run(run)
+    about, answers = records.read_run(run)
     ours = [answer for answer in answers if not answer.method.startswith(OTHERS)]
     same = None if "temperature" in about["plan"] else True
     assert ours and all(

@@ -67,7 +67,7 @@ def test_a_report_ends_with_the_papers_tables(
     shutil.copy(RESULTS / "bench-2k" / "results.jsonl.gz", tmp_path)
     code, printed, error = call("report", tmp_path)
     assert code == 0 and "report.md" in printed, error
-    own = report.report_markdown(*records.read_finished_run(tmp_path))
+    own = report.report_markdown(*records.read_run(tmp_path))
     page = (tmp_path / "report.md").read_text()
     assert page.startswith(own) and "papers' layouts" not in own
     assert page[len(own) :].lstrip().startswith("## In the papers' layouts")

@@ -31,7 +31,7 @@ def test_the_papers_pairs(pair: tuple[str, str]) -> None:
     report = examine_pair(*pair)
     assert 0 < report.ratio < 1 and not report.problems
     verdict = "little to gain" if pair in HARDLY_PAY else "worth it"
-    assert report.verdict.startswith(verdict)
+    assert report.conclusion.startswith(verdict)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_the_stored_scores_are_those_of_the_stored_run(method, reader):
     """Claim: the stored Table 5 has, item by item, the scores of the answers that bench-256 wrote
     with other code, of the target and of the draft by itself. Fails if either saw anything else."""
     data = studies.load_numbers(RESULTS / "figures" / "tabed-quality.json", "tabed-quality")
-    _, answers = records.read_finished_run(RESULTS / "bench-256")
+    _, answers = records.read_run(RESULTS / "bench-256")
     for row, own in data["scores"].items():
         suite = row.split("\n")[0]
         (scores,) = (own[name] for name in own if name == reader or name.startswith(f"{reader} on"))

@@ -123,7 +123,7 @@ def test_lambda_is_specvlms_share():
         ("sd/view=specvlm/lambda=0.3", 0.3),
         ("sd/lambda=0.3/view=specvlm", 0.3),
     ):
-        images = sage.IMAGES if name.startswith("sage") else None
+        images = sage.IMAGE_KEEP if name.startswith("sage") else None
         expected = replace(specvlm.VIEW, select=TwoStage(share), images=images)
         assert resolve(name).view == expected
     both = resolve("specvlm/lambda=0.4/keep=0.2").view

@@ -93,13 +93,13 @@ def test_more_vocabularies_than_rows_begin_the_table_again(monkeypatch):
     table = VocabularyTable(6, torch.device("cpu"))
     vocabularies = [Vocabulary(banned=(number,)) for number in range(4)]
     for first, second in ((0, 1), (1, 2), (3, 0)):
-        numbers = table.numbers([vocabularies[first], vocabularies[second]])
+        numbers = table.row_numbers([vocabularies[first], vocabularies[second]])
         assert numbers is not None
         logits = table.forbid_(torch.zeros(4, 6), torch.tensor(numbers))
         hidden = [row.isneginf().nonzero().flatten().tolist() for row in logits]
         assert hidden == [[first], [first], [second], [second]]
-    assert table.numbers(vocabularies) is None
-    assert table.numbers([Vocabulary()]) == [0]
+    assert table.row_numbers(vocabularies) is None
+    assert table.row_numbers([Vocabulary()]) == [0]
 
 
 def test_tokens_outlive_the_memory_that_they_were_in():

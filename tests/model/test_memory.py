@@ -195,9 +195,11 @@ def test_what_fits_is_loaded(
     room(0.75 * needed)
     assert models.load(name, dtype="bfloat16", device="cpu").backbone.key_layer_count == 2
     room(0.4 * needed)
-    footprints.check(name, config, torch.float32, CPU, bits=8)
+    footprints.refuse_if_too_large(name, config, torch.float32, CPU, bits=8)
     room(1)
-    footprints.check(name, config, torch.float32, None)  # spread over devices: nothing is known
+    footprints.refuse_if_too_large(
+        name, config, torch.float32, None
+    )  # spread over devices: nothing is known
 
 
 def test_a_checkpoint_that_is_quantised_counts_in_its_own_bits(
@@ -208,7 +210,7 @@ def test_a_checkpoint_that_is_quantised_counts_in_its_own_bits(
     config = CONFIGS["Qwen2.5-VL-7B"]()
     room(5 * GIB)
     with pytest.raises(ModelError):
-        footprints.check("Qwen/some", config, torch.bfloat16, CPU)
+        footprints.refuse_if_too_large("Qwen/some", config, torch.bfloat16, CPU)
     for settings, stored in (
         ({"quant_method": "awq", "bits": 4}, 4),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4),
@@ -219,7 +221,7 @@ def test_a_checkpoint_that_is_quantised_counts_in_its_own_bits(
         config.quantization_config = settings
         assert footprints.stored_bits(config) == stored
     config.quantization_config = {"quant_method": "awq", "bits": 4}
-    footprints.check("Qwen/some", config, torch.bfloat16, CPU)
+    footprints.refuse_if_too_large("Qwen/some", config, torch.bfloat16, CPU)
 
 
 # -- while answering ---------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from saccade.core.tree import Tree, chain, path
 from saccade.model import recurrent
 from saccade.model.recurrent import (
     CHUNK,
-    Delta,
+    DeltaRows,
     GatedDelta,
     GatedDeltaByGroups,
     LayerStates,
@@ -64,7 +64,7 @@ CLOSE = dict(atol=2e-5, rtol=1e-4)
 # -- the delta rule ----------------------------------------------------------------------------
 
 
-def _random_rows(count: int, seed: int, lasting: float = 1.0) -> Delta:
+def _random_rows(count: int, seed: int, lasting: float = 1.0) -> DeltaRows:
     """Rows as a layer makes them: normalised keys, scaled queries, negative decays."""
     noise = torch.Generator().manual_seed(seed)
 
@@ -72,7 +72,7 @@ def _random_rows(count: int, seed: int, lasting: float = 1.0) -> Delta:
         return torch.randn(shape, generator=noise)
 
     q, k = normal(HEADS, count, KEY), normal(HEADS, count, KEY)
-    return Delta(
+    return DeltaRows(
         q / q.norm(dim=-1, keepdim=True) * KEY**-0.5,
         k / k.norm(dim=-1, keepdim=True),
         normal(HEADS, count, VALUE),
@@ -85,7 +85,7 @@ def _random_memory(seed: int) -> Tensor:
     return torch.randn(HEADS, KEY, VALUE, generator=torch.Generator().manual_seed(seed))
 
 
-def _by_transformers(rows: Delta, memory: Tensor) -> tuple[Tensor, Tensor]:
+def _by_transformers(rows: DeltaRows, memory: Tensor) -> tuple[Tensor, Tensor]:
     """What the recurrence of transformers reads in a line of rows, and its memory after them."""
     own_q = rows.q * KEY**0.5  # It scales queries itself.
     parts = (own_q, rows.k, rows.v, rows.decay, rows.beta)
@@ -96,15 +96,15 @@ def _by_transformers(rows: Delta, memory: Tensor) -> tuple[Tensor, Tensor]:
     return out[0].transpose(0, 1), last[0]
 
 
-def _pick(rows: Delta, places: list[int]) -> Delta:
-    return Delta(*(getattr(rows, name)[:, places] for name in ("q", "k", "v", "beta", "decay")))
+def _pick(rows: DeltaRows, places: list[int]) -> DeltaRows:
+    return DeltaRows(*(getattr(rows, name)[:, places] for name in ("q", "k", "v", "beta", "decay")))
 
 
-def _nothing_written(rows: Delta) -> Writes:
+def _nothing_written(rows: DeltaRows) -> Writes:
     return Writes(rows.k[:, :0], rows.v[:, :0], rows.decay[:, :0])
 
 
-def _score_in_parts(rows: Delta, memory: Tensor, tree: Tree, cuts: list[int]) -> Any:
+def _score_in_parts(rows: DeltaRows, memory: Tensor, tree: Tree, cuts: list[int]) -> Any:
     """What a tree's rows read where they arrive in several forwards, and all they write."""
     writes, reads = _nothing_written(rows), []
     for start, stop in zip([0, *cuts], [*cuts, len(tree)], strict=True):

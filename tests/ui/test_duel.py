@@ -111,7 +111,7 @@ def test_each_clock_counts_its_own_work_alone_and_the_ratio_follows() -> None:
     prefill, counted as decoding."""
     snapshots, streams = raced((4.0, 2.0, 11), (5.0, 1.0, 11))
     end = snapshots[-1]
-    assert end.is_complete and end.same_tokens and not end.stopped
+    assert end.is_complete and end.has_same_tokens and not end.stopped
     assert (end.plain.seconds, end.plain.seconds_before_decoding) == (26.0, 4.0)
     assert (end.drafted.seconds, end.drafted.seconds_before_decoding) == (16.0, 5.0)
     assert end.plain.seconds_per_token == pytest.approx(2.2)
@@ -123,8 +123,8 @@ def test_each_clock_counts_its_own_work_alone_and_the_ratio_follows() -> None:
 def test_other_tokens_are_called_other_tokens() -> None:
     """Control: answers that differ must not be called the same."""
     snapshots, _ = raced((0.0, 1.0, 5), (0.0, 1.0, 6))
-    assert snapshots[-1].same_tokens is False
-    assert snapshots[0].same_tokens is None and snapshots[0].speedup is None
+    assert snapshots[-1].has_same_tokens is False
+    assert snapshots[0].has_same_tokens is None and snapshots[0].speedup is None
 
 
 def test_stopping_ends_both_before_another_step() -> None:
@@ -192,7 +192,7 @@ def test_both_answers_are_the_ones_each_gives_alone(models: PageModels, method: 
     inputs = ask(models.target, "Describe the video.", clips=[runs[-1].clip])
     settings: dict[str, Any] = {"max_new_tokens": TOKENS, "do_sample": False}
     alone = run(models.target.backbone, inputs, method="ar", **settings)
-    assert end.same_tokens
+    assert end.has_same_tokens
     assert end.plain.result is not None and end.plain.result.ids == alone.ids
     assert end.drafted.result is not None and end.drafted.result.ids == alone.ids
     assert end.drafted.result.fallback_reason is None
@@ -241,7 +241,7 @@ def test_a_draft_that_fails_says_why_and_the_answer_stands(
 
     monkeypatch.setattr(ModelDrafter, "commit", broken)
     end = last(models, question_for("specvlm"))[-1].duel
-    assert end.same_tokens and end.drafted.result is not None
+    assert end.has_same_tokens and end.drafted.result is not None
     assert "no more guesses" in str(end.drafted.result.fallback_reason)
 
 

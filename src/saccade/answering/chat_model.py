@@ -534,7 +534,7 @@ def load(
         None if media_root is None else Path(media_root),
         tuple(media_hosts),
         any_host=any_media_host,
-        private=private_media_hosts,
+        allows_private_hosts=private_media_hosts,
     )
     return Model(pair, recipe, sources)
 

@@ -133,31 +133,31 @@ def speedups(
 
 def interval(
     values: Sequence[float],
-    figure: Callable[..., np.ndarray] = np.median,
+    statistic: Callable[..., np.ndarray] = np.median,
     *,
     seed: int = 0,
 ) -> Interval | None:
     """Returns a statistic of the values with its bootstrap interval; None without values.
 
-    ``figure`` computes the statistic of an array along an ``axis``, as NumPy's functions do.
+    ``statistic`` reduces an array along an ``axis``, as NumPy's functions do.
     """
     samples = np.asarray(values, dtype=float)
-    return bootstrap(len(samples), lambda indices: figure(samples[indices], axis=-1), seed=seed)
+    return bootstrap(len(samples), lambda indices: statistic(samples[indices], axis=-1), seed=seed)
 
 
 def bootstrap(
-    count: int, figure: Callable[[np.ndarray], np.ndarray], *, seed: int = 0
+    count: int, statistic: Callable[[np.ndarray], np.ndarray], *, seed: int = 0
 ) -> Interval | None:
     """Returns a statistic of ``count`` samples with its bootstrap interval; None without samples.
 
-    ``figure`` takes indices of samples, of shape [draws, samples] or [samples], and returns the
+    ``statistic`` takes indices of samples, of shape [draws, samples] or [samples], and returns the
     statistic of each row.
     """
     if not count:
         return None
     indices = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
-    low, high = np.quantile(figure(indices), (0.025, 0.975))
-    return float(figure(np.arange(count))), float(low), float(high)
+    low, high = np.quantile(statistic(indices), (0.025, 0.975))
+    return float(statistic(np.arange(count))), float(low), float(high)
 
 
 def tau_interval(answers: Sequence[Answer]) -> Interval | None:

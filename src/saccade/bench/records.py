@@ -205,7 +205,7 @@ def _read_items(path: Path) -> tuple[dict[str, Any], list[Answer], int]:
     return json_lines.parse_object(path, 1, header), answers, end
 
 
-def read_finished_run(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
+def read_run(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
     """Returns the line about a run and the answers of its complete items, without changing the
     file, which may be packed (``results.jsonl.gz``).
 

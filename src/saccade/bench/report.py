@@ -60,7 +60,7 @@ def write_report(folder: Path, extra_lines: ExtraLines | None = None) -> Path:
 
     Raises OptionError where there are no results.
     """
-    about, answers = records.read_finished_run(folder)
+    about, answers = records.read_run(folder)
     figure_names = {
         suite: [path.name for path in figures.draw_figures(folder, suite, suite_answers)]
         for suite, suite_answers in _by_suite(answers).items()
@@ -138,7 +138,7 @@ def _suite_lines(answers: Sequence[Answer]) -> Iterable[str]:
 
 def speed_tables(folder: Path) -> dict[str, tuple[list[str], list[list[str]]]]:
     """Returns the headings and rows of the table of speeds, by suite, for a terminal."""
-    _, answers = records.read_finished_run(folder)
+    _, answers = records.read_run(folder)
     tables = {}
     for suite, suite_answers in _by_suite(answers).items():
         decoded = [answer for answer in suite_answers if not is_draft_only(answer.method)]

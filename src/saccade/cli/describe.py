@@ -181,7 +181,7 @@ def print_answer(target: Loaded, start: Callable[..., Stream], detail: OutputDet
     result: Result | None = None
     try:
         for round in chain([first], rounds):
-            write(coloured.styled_text(round.scalars()))
+            write(coloured.styled_text(round.to_record()))
         (result,) = rounds.results
     finally:  # After Ctrl-C too, the text is completed and the shell's prompt is on its own line.
         write(coloured.rest(None if result is None else result.text) + "\n")

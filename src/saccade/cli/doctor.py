@@ -120,12 +120,12 @@ def doctor(
         draft, device, draft_device, draft_quantize, is_head=head_kind is not None
     )
     precision = loading.dtype_named(dtype, target_place)
-    bits = None if quantize is None else loading.bits(quantize)
+    bits = None if quantize is None else loading.quantizer_bits(quantize)
     rounding = None if draft_quantize is None else rounding_named(draft_quantize)
     # A draft is rounded in one of two ways. A quantizer rounds its weights as they are loaded, and
     # ``draft_bits`` is then the bits of a weight. Or the weights are loaded as they are, and a
     # rounded copy is made beside them. ``draft_bits`` is then None, as without any rounding.
-    draft_bits = None if rounding is None else loading.draft_bits(rounding, draft_place)
+    draft_bits = None if rounding is None else loading.draft_quantizer_bits(rounding, draft_place)
     makes_rounded_copy = rounding is not None and draft_bits is None
     as_loaded = packed_checkpoints.config_as_loaded
     target_model = target, as_loaded(target_model[1], target_place)
@@ -257,6 +257,6 @@ def _print_diagnosis(diagnosis: Diagnosis, device: str) -> None:
     for note in diagnosis.notes:
         err.print(note, style="dim", markup=False)
     style = "bold red" if diagnosis.problems else "bold"
-    out.print(diagnosis.verdict, style=style, markup=False, soft_wrap=True)
+    out.print(diagnosis.conclusion, style=style, markup=False, soft_wrap=True)
     if diagnosis.suggestion:
         out.print(diagnosis.suggestion, markup=False, soft_wrap=True)

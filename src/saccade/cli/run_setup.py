@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from saccade.methods.listing import Listing
 
 
-class RunSettings(checkpoints.Answering):
+class RunSettings(checkpoints.ModelsAndMethod):
     """Which models and method to run, from the command line, a config file, or the defaults."""
 
     def load_models(self, *, quiet: bool, tp: bool = False) -> Pair:
@@ -82,7 +82,7 @@ def check_checkpoints(*names: str | None, weights: bool = True) -> None:
     """Raises ModelError for a missing checkpoint, before PyTorch is imported."""
     for name in (each for each in names if each is not None):
         with status(f"looking for {name}", quiet=False):
-            checkpoints.check(name, weights=weights)
+            checkpoints.check_checkpoint(name, weights=weights)
 
 
 def list_methods() -> Listing:

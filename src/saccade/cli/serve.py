@@ -123,7 +123,7 @@ def serve(
                 root=media_root,
                 hosts=tuple(media_host or ()),
                 any_host=any_media_host,
-                private=private_media_hosts,
+                allows_private_hosts=private_media_hosts,
                 max_bytes=max_media_mb * MIB,
             ),
             Limits(max_bytes=max_media_mb * MIB, max_frames=max_frames, root=media_root),

@@ -237,7 +237,7 @@ class Shape(Learner, ABC):
         """
         return self
 
-    def pays(self) -> bool:
+    def is_expected_to_pay(self) -> bool:
         """Returns whether drafting is expected to pay, by what is known before the first round."""
         return True
 
@@ -354,7 +354,7 @@ class Drafter(ABC):
         return Learner()
 
     @property
-    def beside(self) -> ParallelWork:
+    def parallel_work(self) -> ParallelWork:
         """How it works while the target works."""
         return ParallelWork()
 

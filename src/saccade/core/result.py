@@ -94,7 +94,7 @@ class Round:
         text = "" if self.decode_text is None else f" {self.text!r}"
         return f"<Round of request {self.request}: {accepted} of {drafted} accepted{text}>"
 
-    def scalars(self) -> RoundRecord:
+    def to_record(self) -> RoundRecord:
         """Returns the round without its laws."""
         return RoundRecord(
             tokens=self.tree.tokens,

@@ -296,7 +296,7 @@ class ForwardTimes(NamedTuple):
     def after_plain(self, seconds: float, believed: float) -> ForwardTimes:
         """Returns the times after a forward of one row, which was believed to take ``believed``
         seconds."""
-        expected = self.scale(believed) * believed
+        expected = self.plain_slowdown(believed) * believed
         if self.plain.weight + self.weight >= MIN_FORWARDS_FOR_OUTLIERS:
             seconds = min(seconds, FORWARD_OUTLIER_FACTOR * expected)
         return self._replace(plain=self.plain.fold(seconds, 1.0, TIMES_MEMORY), since_plain=0)
@@ -323,7 +323,7 @@ class ForwardTimes(NamedTuple):
         expected = draft_forwards * (mean.mean if is_known else believed_draft_forward)
         draft_seconds = min(draft_seconds, FORWARD_OUTLIER_FACTOR * expected)
         if self.weight >= MIN_FORWARDS_FOR_OUTLIERS:
-            seconds = min(seconds, FORWARD_OUTLIER_FACTOR * self.average * believed)
+            seconds = min(seconds, FORWARD_OUTLIER_FACTOR * self.slowdown * believed)
         extra_rows, memory = rows - 1, TIMES_MEMORY
         return self._replace(
             draft_forward=mean.fold(draft_seconds, draft_forwards, memory),
@@ -338,11 +338,11 @@ class ForwardTimes(NamedTuple):
         )
 
     @property
-    def average(self) -> float:
+    def slowdown(self) -> float:
         """The ratio of measured to believed seconds of forwards of several rows."""
         return self.seconds / self.believed
 
-    def scale(self, believed: float) -> float:
+    def plain_slowdown(self, believed: float) -> float:
         """Returns measured over believed seconds of a forward of one row.
 
         ``believed`` are the believed seconds of such a forward. Until one has run, this is the
@@ -350,7 +350,7 @@ class ForwardTimes(NamedTuple):
         """
         if self.plain.weight:
             return self.plain.mean / believed
-        return self.average if self.weight else 1.0
+        return self.slowdown if self.weight else 1.0
 
     def line(self, scale: float) -> tuple[float, float]:
         """Returns (a, b): a forward of n > 1 rows takes ``a + b (n - 1)`` seconds beyond ``scale``

@@ -17,7 +17,7 @@ from typing import Any
 
 from saccade.core.errors import OptionError, first_line
 from saccade.corpus import json_lines
-from saccade.inputs.checkpoints import Answering
+from saccade.inputs.checkpoints import ModelsAndMethod
 from saccade.inputs.media import FrameSampling
 from saccade.inputs.media.media_file import is_not_hidden
 
@@ -72,7 +72,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class CaptionSettings(Answering):
+class CaptionSettings(ModelsAndMethod):
     """The settings by which every job is answered."""
 
     max_new_tokens: int = 256

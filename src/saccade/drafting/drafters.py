@@ -138,7 +138,7 @@ class Copies(TextDrafter):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self._planning = Planning(setup.shape)
+        self._planning = TimedShape(setup.shape)
         vocabulary = Vocabulary(setup.target.vocab, tuple(setup.target.placeholders))
         self._repetitions = Repetitions(vocabulary)
 
@@ -251,7 +251,7 @@ def drive(
     return {key: draft.tree for key, draft in drafts.items()}
 
 
-class Planning(Learner):
+class TimedShape(Learner):
     """Calls a shape, and measures how long the shape takes to decide and to learn.
 
     ``seconds`` is the sum of these times. The draft's forwards between the decisions are not
@@ -318,7 +318,7 @@ class SessionDrafter(Drafter):
 
     def __init__(self, session: Session, shape: Shape) -> None:
         self.session = session
-        self._planning = Planning(shape)
+        self._planning = TimedShape(shape)
         self._repetitions = Repetitions(session.vocabulary)
         self._visual_tokens: dict[int, int] = {}  # how many of them each request's draft reads
         self._scores: dict[int, Scores] = {}  # of each request's latest draft, if it was scored

@@ -51,7 +51,7 @@ class Fallback(Drafter, Learner, ParallelWork):
         return self
 
     @property
-    def beside(self) -> ParallelWork:
+    def parallel_work(self) -> ParallelWork:
         return self
 
     def start(self) -> State:
@@ -64,7 +64,7 @@ class Fallback(Drafter, Learner, ParallelWork):
         self._try(lambda: self._drafter.learner.finish(state))
 
     def sharing_threads(self) -> AbstractContextManager[None]:
-        return self._try(lambda: self._drafter.beside.sharing_threads()) or nullcontext()
+        return self._try(lambda: self._drafter.parallel_work.sharing_threads()) or nullcontext()
 
     def encode(self, inputs: Inputs) -> None:
         self._try(lambda: self._drafter.encode(inputs))
@@ -103,7 +103,7 @@ class Fallback(Drafter, Learner, ParallelWork):
         )
 
     def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
-        return self._sound_trees(in_flight, lambda: self._drafter.beside.extend(in_flight))
+        return self._sound_trees(in_flight, lambda: self._drafter.parallel_work.extend(in_flight))
 
     def _sound_trees(
         self, defaults: Mapping[int, Tree], draft: Callable[[], Mapping[int, Tree]]

@@ -164,7 +164,7 @@ def plan(
     if draft is None and names_draft_model and works_without_model:
         self_recipe = replace(recipe, drafter=SelfDrafter)
         self_plan = plan(self_recipe, target, None, context, exact, phase, answer)
-        return self_plan if self_plan.shape.pays() else _without_drafts(self_plan)
+        return self_plan if self_plan.shape.is_expected_to_pay() else _without_drafts(self_plan)
     # The model whose steps cost time, which is the target if it drafts for itself.
     reads_target_keys = Capability.TARGET_KEYS in recipe.drafter.offers
     if draft is None or (reads_target_keys and not is_rounded_target):
@@ -211,7 +211,12 @@ def plan(
         return recipe
     planned = replace(recipe, view=view, shape=shape)
     has_model = draft is not None and names_draft_model
-    if has_model and works_without_model and shape.knows_the_draft and not shape.pays():
+    if (
+        has_model
+        and works_without_model
+        and shape.knows_the_draft
+        and not shape.is_expected_to_pay()
+    ):
         return _without_drafts(planned)
     return planned
 

@@ -43,7 +43,7 @@ class Group:
     drafter: Drafter
     states: dict[int, State]
     cut: Cut
-    first: int = 0
+    first_request: int = 0
     unjudged: dict[int, Tree] = field(default_factory=dict)
 
     @classmethod
@@ -89,7 +89,7 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
     ]
     scored = target.score(
         {
-            group.first + request: tree
+            group.first_request + request: tree
             for group, trees, _ in proposed
             for request, tree in trees.items()
         }
@@ -97,11 +97,11 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
     outcomes = []
     emitted: dict[int, Sequence[int]] = {}
     for group, trees, draft_seconds in proposed:
-        scores = {request: scored[group.first + request] for request in trees}
+        scores = {request: scored[group.first_request + request] for request in trees}
         judgement = judge(trees, scores, group.cut)
         outcomes.append((group, trees, draft_seconds, scores, judgement))
         verdicts, _ = judgement
-        emitted |= {group.first + r: verdict.tokens for r, verdict in verdicts.items()}
+        emitted |= {group.first_request + r: verdict.tokens for r, verdict in verdicts.items()}
     target.commit(emitted)
     verify_seconds = now() - start
     first_of_size = capture_new_sizes()
@@ -142,7 +142,7 @@ def work_side_by_side(
         start = now()
         scores = target.score(in_flight)
         score_end = now()
-        trees = draft.beside.extend(in_flight)
+        trees = draft.parallel_work.extend(in_flight)
         extend_end = now()
 
         verdicts, endings = judge(trees, scores, cut)

@@ -92,7 +92,7 @@ class Stream(Iterator[Round]):
                 vision = ConversationVision()
             if old_batch is not None and has_same_models and old_batch.vision is not None:
                 vision = old_batch.vision  # Media that stay are not run through the tower again.
-            with planning_scope(target, recipe, exact, request.samples):
+            with planning_scope(target, recipe, exact, request.is_sampled):
                 batch = RequestBatch(
                     target, recipe, request, draft=draft, exact=exact, phase=phase, vision=vision
                 )

@@ -96,7 +96,7 @@ class Request:
     words: Words = Words()  # makes texts that replace a video in a draft's prompt
     # Whether tokens are sampled. Then no timing may influence drafts, so that a seed gives the same
     # answer.
-    samples: bool = False
+    is_sampled: bool = False
     # The settings of ``RETURN_SETTINGS`` that are on: what ``generate`` returns beside the ids.
     returned: frozenset[str] = frozenset()
     copies: int = 1  # how often each prompt is in ``inputs``
@@ -273,7 +273,7 @@ class Request:
             _decoder(tokenizer, True),
             _decoder(tokenizer, False),
             words,
-            samples=sampling.sample,
+            is_sampled=sampling.sample,
             returned=generation_settings.returned_settings(checked),
         )
 

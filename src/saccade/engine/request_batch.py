@@ -84,7 +84,7 @@ class RequestBatch:
             recorded_hidden_layers(recipe, draft),
             keeps_all_keys=recipe.needs_all_keys,
         )
-        answer = AnswerOutlook(request.limits.max_new_tokens, request.samples)
+        answer = AnswerOutlook(request.limits.max_new_tokens, request.is_sampled)
         self.recipe = plan(recipe, target, draft, length, exact, phase, answer)
         self._set_request(request)
         room = self.stops.limits.max_new_tokens
@@ -136,8 +136,12 @@ class RequestBatch:
         self.rules = request.rules(contexts)
         self._draft_rules = [rule.for_drafts for rule in self.rules]
         self.stops = Stops(request.limits, contexts, request.decode, request.decode_with_special)
-        self.spent: dict[str, float] = {}  # seconds of this turn, by the field of ``Timings``
-        self.reused = [0] * len(contexts)  # how many tokens of each prompt a cache already had
+        self.phase_seconds: dict[
+            str, float
+        ] = {}  # seconds of this turn, by the field of ``Timings``
+        self.reused_tokens = [0] * len(
+            contexts
+        )  # how many tokens of each prompt a cache already had
         self._records: list[list[RoundRecord]] = [[] for _ in contexts]
         self._finish_reasons: dict[int, FinishReason] = {}
         self._clock, self._first_token = Clock(self.target.device), 0.0
@@ -180,7 +184,7 @@ class RequestBatch:
     ) -> Generator[Round | None, None, None]:
         """Reads whole prompts, apart from beginnings that are in caches already: those of earlier
         turns, of ``read_ahead``, or of another request's prompt."""
-        target, request, spent = self.target, self.request, self.spent
+        target, request, spent = self.target, self.request, self.phase_seconds
         # If this turn adds media to prompts that the drafter has read, either the drafter reads
         # only what is new, or a new drafter reads everything.
         draft_has_earlier_turns = self._adds_media and self._rows_known_to_draft is not None
@@ -233,7 +237,7 @@ class RequestBatch:
                     clock.lap()
                 else:
                     prefills.append(prefill)
-                    self.reused[place] = self.session.requests[number].reused_rows
+                    self.reused_tokens[place] = self.session.requests[number].reused_rows
                     yield self._open(place, opened)
                     clock.lap()
         if not keep and all(round.finish for round in opened.values()):
@@ -280,7 +284,7 @@ class RequestBatch:
         if self._turns:  # The media are read already.
             return
         phase("vision")
-        with self.drafter.beside.sharing_threads():
+        with self.drafter.parallel_work.sharing_threads():
             shared_rows = self._encode_prompts()
             generate_check.check_against_generate(self.target)
             phase("prefill")
@@ -313,7 +317,7 @@ class RequestBatch:
             return False  # Cached keys fit only a prompt of the length that they were made for.
         if any(prompt.changes_with_more_text for prompt in self.prompts):
             return False  # Earlier rows attend to the new text too, so their keys would change.
-        if self.recipe.needs_costs and request.samples != self.request.samples:
+        if self.recipe.needs_costs and request.is_sampled != self.request.is_sampled:
             # Greedy answers use costs that are corrected by the measured seconds of rounds. Sampled
             # answers must not, because a seed must always give the same answer. So the recipe is
             # planned anew where one turn is greedy and the next one sampled, or the reverse.
@@ -330,7 +334,7 @@ class RequestBatch:
         if turns is not None:
             self._restarted_draft = False
             # All tokens of a prompt are in the cache but the new ones of its turn.
-            self.reused = [len(ids) - len(turns[i].ids) for i, ids in enumerate(request.ids)]
+            self.reused_tokens = [len(ids) - len(turns[i].ids) for i, ids in enumerate(request.ids)]
         return True
 
     def _continues_first_media(self, request: Request) -> bool:
@@ -391,13 +395,13 @@ class RequestBatch:
         self.session.start_turn(self._turns, self.rules)
         # Empty trees: the forward reads the new tokens alone, and gives the first token's scores.
         self.session.score({place: Tree() for place in self._turns})
-        self.spent["prefill"] = clock.lap()
+        self.phase_seconds["prefill"] = clock.lap()
         for place in self._turns:
             yield self._open(place, opened)
         phase("guide")
         clock.lap()
         self.drafter.start_turn(self._turns, self._draft_rules)
-        self.spent["draft_prefill"] = clock.lap()
+        self.phase_seconds["draft_prefill"] = clock.lap()
 
     # -- decoding ------------------------------------------------------------------------------
 
@@ -423,12 +427,12 @@ class RequestBatch:
         The drafter may change the process's number of threads for a step; the caller never sees
         the change.
         """
-        yield from each_within(lambda: self.drafter.beside.sharing_threads(), steps)
+        yield from each_within(lambda: self.drafter.parallel_work.sharing_threads(), steps)
 
     def record(self, round: Round) -> None:
         """Stores a round's record, without its probabilities, for the results."""
         self._first_token = self._first_token or self._clock.elapsed()
-        self._records[round.request].append(round.scalars())
+        self._records[round.request].append(round.to_record())
         if round.finish is not None:
             self._finish_reasons[round.request] = round.finish
 
@@ -452,7 +456,7 @@ class RequestBatch:
         total = self._clock.elapsed() + captures
         report, draft_seconds = self.drafter.report(), self._draft_seconds()
         timings = Timings(
-            **self.spent,
+            **self.phase_seconds,
             beside_prefill=draft_seconds.beside_prefill,
             beside_guide=draft_seconds.beside_guide,
             beside_draft=draft_seconds.beside_draft,
@@ -475,7 +479,7 @@ class RequestBatch:
                 visual_tokens=self.prompts[number].visual_tokens,
                 draft_visual_tokens=report.visual_tokens.get(number),
                 fallback_reason=self.drafter.reason,
-                reused_tokens=self.reused[number],
+                reused_tokens=self.reused_tokens[number],
                 warnings=self._warnings(number),
                 peak_bytes=peak,
             )

@@ -124,7 +124,7 @@ class Scheduler:
         self.fits(request)  # This drops stored prefixes where memory is short.
         number = self._next_number
         # Planning may time forwards, and this scope decides with how many threads.
-        with planning_scope(self._target, self._recipe, self._exact, request.samples):
+        with planning_scope(self._target, self._recipe, self._exact, request.is_sampled):
             batch = RequestBatch(
                 self._target,
                 self._recipe,
@@ -261,8 +261,8 @@ class Scheduler:
         try:
             groups = [entry.group for entry in live.values()]
             for group, round in advance(MemoryGuard(session, give_up), groups):
-                live[group.first].batch.record(round)
-                events += self._events(group.first, round)
+                live[group.first_request].batch.record(round)
+                events += self._events(group.first_request, round)
         except Exception as error:
             # The forward was shared, so its failure ends every request that took part.
             log.warning("a round failed", exc_info=error)

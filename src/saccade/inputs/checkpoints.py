@@ -1,7 +1,7 @@
 """Names and folders of checkpoints, checked before torch or transformers is imported.
 
-So a command refuses a wrong name at once. `Answering` says which models and which method a command,
-a corpus run or a server uses.
+So a command refuses a wrong name at once. `ModelsAndMethod` says which models and which method a
+command, a corpus run or a server uses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMES = {  # The names by which --target and --draft call the embedded models.
 
 
 @dataclass(frozen=True)
-class Answering:
+class ModelsAndMethod:
     """Which models answer and by which method, as plain values that another machine can read."""
 
     target: str = EMBEDDED_TARGET
@@ -82,7 +82,7 @@ def _is_pickled_head(folder: Path) -> bool:
     return is_head and any(folder.glob("pytorch_model*.bin"))
 
 
-def check(name: str, *, weights: bool = True) -> None:
+def check_checkpoint(name: str, *, weights: bool = True) -> None:
     """Raises ModelError for a folder that is no checkpoint, and for a hub id that is not cached
     while the hub cannot be reached.
 

@@ -259,7 +259,7 @@ def weight_size(dtype: Any, config: Any, bits: int | None = None) -> float:
     return number_size(dtype, config) if packed_bits is None else packed_bits / 8
 
 
-def check(
+def refuse_if_too_large(
     name: str,
     config: Any,
     dtype: Any,
@@ -289,7 +289,9 @@ def check(
     model = footprint(config, trust_remote_code=trust_remote_code)
     needed = model.weight_bytes(weight_size(dtype, config, bits)) + copied_bytes(model, rounding)
     if needed > room:
-        raise ModelError(advice(name, config, model, dtype, device, bits=bits, rounding=rounding))
+        raise ModelError(
+            too_large_message(name, config, model, dtype, device, bits=bits, rounding=rounding)
+        )
 
 
 def copied_bytes(model: Footprint, rounding: Rounding | None) -> int:
@@ -297,7 +299,7 @@ def copied_bytes(model: Footprint, rounding: Rounding | None) -> int:
     return 0 if rounding is None else model.rounded_copy_bytes(rounding.bytes_per_weight)
 
 
-def advice(
+def too_large_message(
     name: str,
     config: Any,
     model: Footprint,

@@ -175,7 +175,7 @@ def load(
         _refuse_packed(name, config)
     if tp:
         settings |= architectures.tensor_parallel_arguments(name, architectures.text_config(config))
-    quantized_bits = None if quantize is None else bits(quantize)
+    quantized_bits = None if quantize is None else quantizer_bits(quantize)
     single_device = None if device_map or tp else place
     # ``packing`` says how the weights are stored in few bits, if they are unpacked to plain ones
     # here. Memory is then counted, and the model is made, as for a checkpoint of plain weights.
@@ -183,7 +183,7 @@ def load(
     stored_config = config
     if packing is not None:
         config = packed_checkpoints.plain_config(config)
-    footprint.check(
+    footprint.refuse_if_too_large(
         name,
         config,
         settings["dtype"],
@@ -217,7 +217,7 @@ def load(
     except Exception as error:  # Libraries raise almost anything over damaged files.
         if memory.is_out_of_memory(error):
             size = footprint.footprint(config, trust_remote_code=trust_remote_code)
-            message = footprint.advice(
+            message = footprint.too_large_message(
                 name,
                 config,
                 size,
@@ -435,14 +435,14 @@ def check_draft_quantize(name: str | None, place: torch.device, *, is_own: bool)
         return
     rounding = few_bits.rounding_named(name)
     can_round_copy = rounding.is_available_on(place)
-    can_round_while_loading = not is_own and draft_bits(rounding, place) is not None
+    can_round_while_loading = not is_own and draft_quantizer_bits(rounding, place) is not None
     if can_round_copy or can_round_while_loading:
         return
     reason = few_bits.why_unavailable(rounding, place)
     raise OptionError(f"draft_quantize={name} is not available on {place}: {reason}")
 
 
-def draft_bits(rounding: Rounding, place: torch.device) -> int | None:
+def draft_quantizer_bits(rounding: Rounding, place: torch.device) -> int | None:
     """Returns the bits of a draft's weights if one of ``DRAFT_QUANTIZERS`` rounds them as they are
     loaded.
 
@@ -451,7 +451,7 @@ def draft_bits(rounding: Rounding, place: torch.device) -> int | None:
     """
     if place.type == "cpu" or rounding.name not in DRAFT_QUANTIZERS:
         return None
-    return bits(DRAFT_QUANTIZERS[rounding.name])
+    return quantizer_bits(DRAFT_QUANTIZERS[rounding.name])
 
 
 def round_weights(loaded: Loaded, rounding: str) -> Loaded:
@@ -547,7 +547,7 @@ def dtype_named(dtype: str | None, place: torch.device) -> Any:
     return "auto" if place.type != "cpu" else torch.float32
 
 
-def bits(quantizer: str) -> int:
+def quantizer_bits(quantizer: str) -> int:
     """Returns the bits of a weight with one of ``QUANTIZERS``. Raises OptionError for another."""
     if quantizer not in QUANTIZERS:
         raise OptionError(f"unknown quantizer {quantizer!r}; known: {', '.join(QUANTIZERS)}")
@@ -555,7 +555,7 @@ def bits(quantizer: str) -> int:
 
 
 def _quantization_config(name: str) -> Any:
-    bits(name)  # Raises OptionError for an unknown name.
+    quantizer_bits(name)  # Raises OptionError for an unknown name.
     package, _, make_config = QUANTIZERS[name]
     if importlib.util.find_spec(package) is None:
         raise OptionError(f"{name} needs the package {package}: pip install {package}")

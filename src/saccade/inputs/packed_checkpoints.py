@@ -73,7 +73,7 @@ class Packing:
     """How the weights of one checkpoint are packed."""
 
     method: str
-    """The key in ``METHODS``."""
+    """The key in ``PACKING_METHODS``."""
     layouts: tuple[Layout, ...]
     """How its matrices may be stored."""
     packages: tuple[str, ...]
@@ -282,7 +282,7 @@ COMPRESSED_NUMBERS = Layout(
 
 
 @dataclass(frozen=True)
-class Method:
+class PackingMethod:
     """A method by which checkpoints are packed, as ``quant_method`` of config.json names it."""
 
     layouts: tuple[Layout, ...]
@@ -320,12 +320,12 @@ def _no_problem(settings: Settings) -> str | None:
     return None
 
 
-METHODS: Mapping[str, Method] = {
-    "awq": Method((AWQ,), ("gptqmodel",), _awq_problem),
-    "gptq": Method((GPTQ,), ("gptqmodel", "optimum"), _gptq_problem),
-    "fp8": Method((FP8_BLOCKS,), ("accelerate",), _no_problem),
-    "fbgemm_fp8": Method((FP8_OUTPUTS,), ("fbgemm_gpu",), _no_problem),
-    "compressed-tensors": Method(
+PACKING_METHODS: Mapping[str, PackingMethod] = {
+    "awq": PackingMethod((AWQ,), ("gptqmodel",), _awq_problem),
+    "gptq": PackingMethod((GPTQ,), ("gptqmodel", "optimum"), _gptq_problem),
+    "fp8": PackingMethod((FP8_BLOCKS,), ("accelerate",), _no_problem),
+    "fbgemm_fp8": PackingMethod((FP8_OUTPUTS,), ("fbgemm_gpu",), _no_problem),
+    "compressed-tensors": PackingMethod(
         (COMPRESSED_WORDS, COMPRESSED_NUMBERS), ("compressed_tensors",), _compressed_tensors_problem
     ),
 }
@@ -342,7 +342,7 @@ def find_packing(settings: Settings) -> Packing | None:
 
     Returns None if it is not packed, or packed in a way that cannot be unpacked here.
     """
-    method = METHODS.get(str(settings.get("quant_method")))
+    method = PACKING_METHODS.get(str(settings.get("quant_method")))
     if method is None or method.find_problem(settings) is not None:
         return None
     return Packing(str(settings["quant_method"]), method.layouts, method.packages, settings)
@@ -369,11 +369,12 @@ def explain(config: Any) -> str:
     """Returns text to append to the error of a packed checkpoint; "" for one that is not packed."""
     settings = settings_of(config)
     name = str(settings.get("quant_method"))
-    method = METHODS.get(name)
+    method = PACKING_METHODS.get(name)
     if not settings:
         return ""
     if method is None:
-        return f"; it is packed as {name}, and Saccade itself unpacks only {', '.join(METHODS)}"
+        known = ", ".join(PACKING_METHODS)
+        return f"; it is packed as {name}, and Saccade itself unpacks only {known}"
     problem = method.find_problem(settings)
     if problem is None:
         return f"; it is packed as {name}, which Saccade itself unpacks on a CPU only"

@@ -44,7 +44,7 @@ from saccade.drafting.shapes.policies import Paths, grow_static
 from saccade.methods.specvlm import TREE, VIEW
 
 # The draft sees this share of an image's tokens, and of a video's a tenth, as in SpecVLM (Sec. 5).
-IMAGES = 0.2
+IMAGE_KEEP = 0.2
 
 Probabilities = Sequence[float]  # probabilities, likeliest first
 Range = tuple[int, int]  # least and most
@@ -144,7 +144,7 @@ class SageState:
     """The state that SAGE carries from round to round."""
 
     max_levels: int  # the depth of the next tree at a confidence of 1
-    alpha: float = 0.5  # the last round's confidence (Algorithm 1, line 3)
+    last_alpha: float = 0.5  # the last round's confidence (Algorithm 1, line 3)
     recent: tuple[int, ...] = ()  # how many tokens each of the last rounds accepted
     paths: Paths = TREE  # the next tree of ``sage-ahead``
 
@@ -185,7 +185,7 @@ class Sage(Shape):
         ``root_probabilities`` are the probabilities at this round's root, likeliest first. Only
         ``SageLive`` uses them.
         """
-        return Reach(self, state.alpha, state.max_levels)
+        return Reach(self, state.last_alpha, state.max_levels)
 
     def grow(self, state: SageState) -> Growing:
         # The confidence of 1 is only there to enter the loop: level 1 sets the reach that counts.
@@ -240,7 +240,7 @@ class Sage(Shape):
     def learn(self, state: SageState, probabilities: Probabilities) -> SageState:
         """Returns the state after a round in which the draft's law at the root had these
         probabilities."""
-        return replace(state, alpha=confidence(probabilities, self.top))
+        return replace(state, last_alpha=confidence(probabilities, self.top))
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ SAGE = Recipe(
     name="sage",
     about="SAGE: a tree as deep or wide as the draft's entropy suggests, over SpecVLM's view",
     drafter=ModelDrafter,
-    view=replace(VIEW, images=IMAGES),
+    view=replace(VIEW, images=IMAGE_KEEP),
     shape=Sage(),
 )
 

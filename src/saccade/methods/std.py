@@ -59,7 +59,7 @@ def visual_budget(prompt: Prompt, keep: float | None, keys: int | None = None) -
     return min(prompt.visual_tokens, total - text)
 
 
-def top(mass: Float[Tensor, "*heads seen"], count: int) -> Int[Tensor, "*heads count"]:
+def largest_places(mass: Float[Tensor, "*heads seen"], count: int) -> Int[Tensor, "*heads count"]:
     """Returns the places of the ``count`` largest values, ascending. Of equal values the first win.
 
     A sort would take five times as long. A view that chooses its keys again, such as ``fresh``,
@@ -102,7 +102,7 @@ class PerHead(Budgeted):
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         assert prefill.mass is not None, "the view asked for the text's attention"
-        chosen = top(prefill.mass, self.budget(prompt))  # [layer, kv_head, kept]
+        chosen = largest_places(prefill.mass, self.budget(prompt))  # [layer, kv_head, kept]
         visual = prompt.index[prompt.visual][chosen]
         text = prompt.index[~prompt.visual].expand(*visual.shape[:2], -1)
         rows = torch.cat([text, visual], -1).sort(-1).values

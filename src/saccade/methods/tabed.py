@@ -82,8 +82,8 @@ class History:
     total: Float[Tensor, "candidate column"]  # the distances, summed over positions
     # With a window, the distances at each position within it.
     recent: tuple[Float[Tensor, "candidate column"], ...] = ()
-    positions: int = 0  # how many positions were added so far
-    views: int = 0  # for ``Grid``, how many views a candidate mixes
+    position_count: int = 0  # how many positions were added so far
+    view_count: int = 0  # for ``Grid``, how many views a candidate mixes
 
     def add(self, new: Float[Tensor, "position candidate column"], window: int | None) -> History:
         """Returns the history with the distances of new positions. With a ``window`` only the last
@@ -94,7 +94,7 @@ class History:
         else:
             recent = (*self.recent, *new)[-window:]
             total = torch.stack(recent).sum(0)
-        return History(total, recent, self.positions + len(new), self.views)
+        return History(total, recent, self.position_count + len(new), self.view_count)
 
 
 def distances(p: LogLaw, q: Float[Tensor, "candidate position vocab"], name: Distance) -> Tensor:
@@ -142,17 +142,17 @@ class Grid(Weighting):
 
     def start(self, views: int) -> History:
         columns = len(DISTANCES[self.distance])
-        return History(torch.zeros(len(grid(views)), columns, dtype=torch.double), views=views)
+        return History(torch.zeros(len(grid(views)), columns, dtype=torch.double), view_count=views)
 
     def weights(self, state: History) -> tuple[float, ...]:
-        if not state.positions:
-            return (1 / state.views,) * state.views
+        if not state.position_count:
+            return (1 / state.view_count,) * state.view_count
         # Lists are compared by their first number, and by the second where the first ones tie.
         best = min(range(len(state.total)), key=lambda place: state.total[place].tolist())
-        return grid(state.views)[best]
+        return grid(state.view_count)[best]
 
     def fold(self, state: History, p: LogLaw, q: LogLaw) -> History:
-        shares = torch.tensor(grid(state.views), device=q.device, dtype=q.dtype)
+        shares = torch.tensor(grid(state.view_count), device=q.device, dtype=q.dtype)
         # The mixtures [candidate position vocab] are computed for a few candidates at a time, each
         # as a product [candidate view] x [view position vocab].
         parts = shares.split(CANDIDATES_AT_ONCE)

@@ -493,7 +493,7 @@ class Backbone:
             rows = RowsBySegment([state_rows(segment) for segment in segments])
         with ExitStack() as stack:
             for number, mixer in enumerate(self.mixers.values()):
-                run = recurrent.runner(mixer, rows, number)
+                run = recurrent.replacement_forward(mixer, rows, number)
                 stack.enter_context(_replace_attributes(mixer.module, forward=run))
             yield
 

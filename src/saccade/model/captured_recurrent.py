@@ -53,7 +53,7 @@ from saccade.model.cuda_graphs import (
 )
 from saccade.model.kernels.attention_mass import Queries
 from saccade.model.recurrent import (
-    Delta,
+    DeltaRows,
     Mixer,
     State,
     StatesByLayer,
@@ -313,7 +313,7 @@ class StaticRows:
             out = out + mixer.conv.bias.float()
         return mixer.activate(out.to(inputs))
 
-    def read(self, delta: Delta, layer: int) -> Values:
+    def read(self, delta: DeltaRows, layer: int) -> Values:
         """Does what ``recurrent.MixerRows.read`` says, and leaves behind the memory after the
         committed rows."""
         states, rows = self._states, delta.by_request(self.size.requests)

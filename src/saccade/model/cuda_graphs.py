@@ -42,7 +42,7 @@ from saccade.model.hidden_states import HiddenStates
 from saccade.model.kernels.attention_mass import Queries
 from saccade.model.kernels.few_rows import FewRowAttention, Kernels, abandon
 from saccade.model.likeliest import (
-    NUMBERS,
+    NUMBERS_PER_ROW,
     WHOLE_VOCABULARY,
     LikeliestTokens,
     VocabularyTable,
@@ -177,7 +177,7 @@ class StaticInputs:
         self._memory = torch.zeros(self._bytes(), dtype=torch.uint8, device=device)
         self.tokens, self.caches, self.vocabularies, self.visible = self._parts(self._memory)
         self.likeliest: Float64[Tensor, "row 4"] = torch.zeros(
-            size.requests * size.rows, NUMBERS, dtype=torch.float64, device=device
+            size.requests * size.rows, NUMBERS_PER_ROW, dtype=torch.float64, device=device
         )
         """What a forward writes for each of its rows: the likeliest token, the runner-up, and the
         probabilities of both (``TopTokens``)."""
@@ -507,7 +507,7 @@ class CudaGraphs:
                 _graphs_with_new_sizes.add(self)
                 self._new[kind, size] = Probe.of(rows, ordinary)
             return None
-        vocabularies = self._vocabularies.numbers([each.vocabulary for each in rows.segments])
+        vocabularies = self._vocabularies.row_numbers([each.vocabulary for each in rows.segments])
         if vocabularies is None:
             return None
         self._captured.move_to_end((kind, size))
@@ -621,7 +621,7 @@ class CudaGraphs:
         if size not in self._inputs:
             self._inputs[size] = self._static_inputs(size)
         inputs = self._inputs[size]
-        vocabularies = self._vocabularies.numbers([WHOLE_VOCABULARY] * len(leases))
+        vocabularies = self._vocabularies.row_numbers([WHOLE_VOCABULARY] * len(leases))
         assert vocabularies is not None, "the table always has the whole vocabulary"
         self._fill(size, rows, leases, spare, vocabularies)
         # The captured forward and an ordinary one compute the logits of these rows.

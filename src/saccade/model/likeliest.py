@@ -52,7 +52,7 @@ class VocabularyTable:
         self._forbidden = torch.zeros(MAX_VOCABULARIES, vocab, dtype=torch.bool, device=device)
         self._rows = {WHOLE_VOCABULARY: 0}
 
-    def numbers(self, vocabularies: Sequence[Vocabulary]) -> list[int] | None:
+    def row_numbers(self, vocabularies: Sequence[Vocabulary]) -> list[int] | None:
         """Returns the number of each vocabulary's row in the table, and fills rows that are new.
 
         Returns None where there are more vocabularies than rows. A full table is cleared. That is
@@ -83,7 +83,7 @@ class VocabularyTable:
         return logits
 
 
-NUMBERS = len(TopTokens._fields)  # How many numbers :func:`top_tokens` returns for a row.
+NUMBERS_PER_ROW = len(TopTokens._fields)  # How many numbers :func:`top_tokens` returns for a row.
 
 
 def top_tokens(logits: Float[Tensor, "row vocab"]) -> Float64[Tensor, "row 4"]:

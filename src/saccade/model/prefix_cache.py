@@ -37,7 +37,7 @@ PREPROCESSORS = ("image_processor", "video_processor")  # of Hugging Face's proc
 class PrefixCache:
     """Stores values by key, up to ``max_bytes``. Any thread may call it."""
 
-    runs_separately = False
+    runs_media_separately = False
     """Whether a vision tower runs each new medium of a prompt by itself. With this cache it does
     not: neighbouring new media run together, and their outputs are stored as one value."""
 

@@ -55,7 +55,7 @@ Solver = Callable[[Float[Tensor, "*batch row row"], Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Delta:
+class DeltaRows:
     """What rows use to read and to write a Gated DeltaNet's memory, in fp32.
 
     Queries and keys are normalised, and queries are scaled too. ``decay`` is g, the logarithm of
@@ -68,16 +68,16 @@ class Delta:
     beta: PerRow  # the write strength, from 0 to 1
     decay: PerRow
 
-    def by_request(self, requests: int) -> Delta:
+    def by_request(self, requests: int) -> DeltaRows:
         """Returns the rows with an axis of requests first. All requests have equally many rows."""
 
         def cut(each: Tensor) -> Tensor:
             return each.unflatten(1, (requests, -1)).transpose(0, 1)
 
-        return Delta(cut(self.q), cut(self.k), cut(self.v), cut(self.beta), cut(self.decay))
+        return DeltaRows(cut(self.q), cut(self.k), cut(self.v), cut(self.beta), cut(self.decay))
 
-    def rows(self, chosen: slice) -> Delta:
-        return Delta(
+    def rows(self, chosen: slice) -> DeltaRows:
+        return DeltaRows(
             self.q[:, chosen],
             self.k[:, chosen],
             self.v[:, chosen],
@@ -137,7 +137,7 @@ def solve_by_library(overlap: Float[Tensor, "*batch row row"], right: Tensor) ->
 
 
 def score_tree(
-    rows: Delta,
+    rows: DeltaRows,
     memory: Memory,
     earlier: Writes,
     ancestors: Bool[Tensor, "*batch new all"],
@@ -187,7 +187,7 @@ def score_tree(
     return read, writes
 
 
-def read_text(rows: Delta, memory: Memory) -> tuple[Values, Memory]:
+def read_text(rows: DeltaRows, memory: Memory) -> tuple[Values, Memory]:
     """Reads a memory for rows of text, one after the other, and returns the memory after them.
 
     Rows are taken :data:`CHUNK` at a time: all chunks' triangular systems are solved together, and
@@ -231,7 +231,7 @@ def read_text(rows: Delta, memory: Memory) -> tuple[Values, Memory]:
     return torch.cat(reads, 1)[:, :count], memory
 
 
-def read_token(rows: Delta, memory: Memory) -> tuple[Values, Memory]:
+def read_token(rows: DeltaRows, memory: Memory) -> tuple[Values, Memory]:
     """Does what :func:`read_text` does for a single row, by the recurrence itself."""
     memory = memory * rows.decay.exp()[..., None]
     written = (rows.v - rows.k @ memory) * rows.beta[..., None]
@@ -740,7 +740,7 @@ class MixerRows(Protocol):
         """Returns the convolution of each row with the inputs before it on its path, and stores
         the inputs."""
 
-    def read(self, delta: Delta, layer: int) -> Values:
+    def read(self, delta: DeltaRows, layer: int) -> Values:
         """Returns what each row reads from its memory, and stores what the rows write."""
 
 
@@ -781,7 +781,7 @@ class RowsBySegment:
             mixed.append(convolve_taps(known[rows.taps(past)].transpose(1, 2), mixer.conv))
         return mixer.activate(torch.cat(mixed))
 
-    def read(self, delta: Delta, layer: int) -> Values:
+    def read(self, delta: DeltaRows, layer: int) -> Values:
         reads = []
         for rows, earlier in zip(self._segments, self._earlier, strict=True):
             text = slice(rows.start, rows.start + rows.committed_rows)
@@ -934,7 +934,7 @@ class GatedDelta(Mixer):
         core = module.norm(core.reshape(-1, module.head_v_dim), gate.reshape(-1, module.head_v_dim))
         return module.out_proj(core.view(len(hidden), -1))
 
-    def _delta(self, mixed: Tensor, for_beta: Tensor, for_decay: Tensor) -> Delta:
+    def _delta(self, mixed: Tensor, for_beta: Tensor, for_decay: Tensor) -> DeltaRows:
         """Returns how the rows read and write the memory, from the convolution's output and the
         projections for beta and the decay."""
         module = self.module
@@ -952,7 +952,7 @@ class GatedDelta(Mixer):
         value_heads_per_key_head = module.num_v_heads // module.num_k_heads
         q, k = (_normalise(each).repeat_interleave(value_heads_per_key_head, 0) for each in (q, k))
         decay = -module.A_log.float().exp() * softplus(for_decay.float() + module.dt_bias)
-        return Delta(
+        return DeltaRows(
             q * module.head_k_dim**-0.5, k, v, for_beta.sigmoid().float().T, decay.T.contiguous()
         )
 
@@ -987,7 +987,7 @@ ATTENTION_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "
 """The names that configs of transformers give to layers that keep keys, and no state."""
 
 
-def runner(
+def replacement_forward(
     mixer: Mixer, rows: MixerRows | None, layer: int
 ) -> Callable[..., Float[Tensor, "1 all dim"]]:
     """Returns the function that replaces the module's forward during one forward of the model."""
@@ -1048,6 +1048,6 @@ def _normalise(x: Keys) -> Keys:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
 
-def no_writes(like: Delta) -> Writes:
+def no_writes(like: DeltaRows) -> Writes:
     """Returns the writes of zero rows, with the shapes of ``like`` otherwise."""
     return Writes(like.k[..., :0, :], like.v[..., :0, :], like.decay[..., :0])

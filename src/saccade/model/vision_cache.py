@@ -32,7 +32,7 @@ class Store(Protocol):
     """Where outputs are stored: a server's ``PrefixCache``, or a conversation's own."""
 
     @property
-    def runs_separately(self) -> bool:
+    def runs_media_separately(self) -> bool:
         """Whether new media run one by one. Otherwise those side by side run together."""
 
     def get(self, key: Hashable) -> Any:
@@ -54,7 +54,7 @@ class ConversationVision:
     """
 
     def __init__(self, runs_separately: bool = False) -> None:
-        self.runs_separately = runs_separately
+        self.runs_media_separately = runs_separately
         self._outputs: dict[Hashable, Any] = {}
         self._used: set[Hashable] = set()
 
@@ -213,7 +213,7 @@ def run_new_media(store: Store, owner: tuple[Hashable, ...], media: MediaCall) -
             first_new = at
         else:
             at += 1
-            if store.runs_separately:
+            if store.runs_media_separately:
                 outputs.append(_run_and_store(store, owner, digests, media, first_new, at))
                 first_new = at
     if first_new < at:

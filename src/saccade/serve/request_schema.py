@@ -390,7 +390,7 @@ class RequestFields(Strict):
     spaces_between_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
 
-    client_field_names: ClassVar[Mapping[str, str]] = {}
+    client_name_by_field: ClassVar[Mapping[str, str]] = {}
     """What a client calls fields of the ``CompletionRequest`` that its request is turned into, by
     our names; for example "messages" is "input" in the Responses API. Only fields whose names
     differ are listed. Errors use the client's names."""

@@ -224,7 +224,7 @@ class ResponsesRequest(RequestFields):
     moderation: Literal[None] = None
 
     # Errors are about fields of a `ChatRequest`, and give them the names that the client has used.
-    client_field_names: ClassVar[Mapping[str, str]] = {
+    client_name_by_field: ClassVar[Mapping[str, str]] = {
         "messages": "input",
         "max_completion_tokens": "max_output_tokens",
         "response_format": "text",
@@ -290,7 +290,7 @@ class ResponsesRequest(RequestFields):
         # Items of the model are gathered in ``turn`` until one comes that does not continue it.
         turn = AssistantTurn()
         for item in self.input:
-            if not turn.takes(item):
+            if not turn.is_continued_by(item):
                 yield from turn.messages()
                 turn = AssistantTurn()
             match item:
@@ -319,7 +319,7 @@ class AssistantTurn:
         self.texts: list[TextPart] = []
         self.calls: list[CallItem] = []
 
-    def takes(self, item: Item) -> bool:
+    def is_continued_by(self, item: Item) -> bool:
         """Returns whether an item continues this turn, in which reasoning comes first, then at most
         one message, and then calls."""
         match item:

@@ -221,7 +221,7 @@ def _client_routes(service: Service) -> APIRouter:
                     return await handler.respond()
                 except SaccadeError as error:
                     api_error = to_api_error(error)
-                    raise api_error.with_field_names(request.client_field_names) from error
+                    raise api_error.with_field_names(request.client_name_by_field) from error
 
         return answer
 

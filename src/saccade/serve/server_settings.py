@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from saccade.inputs.checkpoints import EMBEDDED_TARGET, Answering
+from saccade.inputs.checkpoints import EMBEDDED_TARGET, ModelsAndMethod
 from saccade.inputs.media import FrameSampling, Limits
 from saccade.inputs.media.fetch import Sources
 
@@ -21,7 +21,7 @@ class MediaSettings:
 
 
 @dataclass(frozen=True)
-class ServerSettings(Answering):
+class ServerSettings(ModelsAndMethod):
     """All settings of a server but the address on which it listens."""
 
     model_names: tuple[str, ...] = (

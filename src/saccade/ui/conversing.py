@@ -102,7 +102,7 @@ class PageConversation:
             )
             decoder, text = IncrementalDecoder(TextDecoder(self.model.pair.target.decode)), ""
             for round in stream:
-                text += str(decoder.styled_text(round.scalars()))
+                text += str(decoder.styled_text(round.to_record()))
                 yield text
         except SaccadeError:
             if not conversation.exchanges:

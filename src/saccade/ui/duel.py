@@ -111,7 +111,7 @@ class Duel:
         return self.plain.result is not None and self.drafted.result is not None
 
     @property
-    def same_tokens(self) -> bool | None:
+    def has_same_tokens(self) -> bool | None:
         """Whether both emitted the same tokens; None until both are complete."""
         if self.plain.result is None or self.drafted.result is None:
             return None
@@ -171,7 +171,7 @@ class AnswerRunner:
             phase = "stopped by an error" if result.finish_reason == "error" else "done"
             self.update(result=result, phase=phase, pieces=pieces)
             return
-        record = round.scalars()
+        record = round.to_record()
         new_pieces = tuple(Piece(text, kind) for text, kind in self.text_decoder.pieces(record))
         self.update(rounds=(*rounds, record), pieces=pieces + new_pieces)
 

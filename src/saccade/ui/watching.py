@@ -85,7 +85,7 @@ class Watchers:
         _, end = watching.live.kept_seconds
         decoder, text = IncrementalDecoder(TextDecoder(self.model.pair.target.decode)), ""
         for round in stream:
-            text += str(decoder.styled_text(round.scalars()))
+            text += str(decoder.styled_text(round.to_record()))
             yield text
         text = stream.results[0].text or ""
         watching.exchanges.append((end, question, text))

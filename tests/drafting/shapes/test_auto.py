@@ -282,9 +282,9 @@ def test_a_trace_replays_it():
     run = simulate(auto, World(0.8, 0.7, 0.5), 120)
     state = auto.start()
     for round, known in zip(run.rounds, run.states, strict=True):
-        record = replace(round, tree=replace(round.tree, confidences=())).scalars()
+        record = replace(round, tree=replace(round.tree, confidences=())).to_record()
         tree = Tree(
-            record.tokens, record.parents, (None,) * len(record.tokens), round.scalars().note
+            record.tokens, record.parents, (None,) * len(record.tokens), round.to_record().note
         )
         state = auto.fold(state, replace(round, tree=tree))
         assert state == known

@@ -6,8 +6,8 @@ BUGS = (
     PlantedBug(
         "tabed: the ensemble's weights are not the grid's",
         "methods/tabed.py",
-        find="grid($state.views)[$best]",
-        plant="(1.0, *grid($state.views)[$best][1:])",
+        find="grid($state.view_count)[$best]",
+        plant="(1.0, *grid($state.view_count)[$best][1:])",
         tests=("methods/test_tabed.py::test_every_round_is_algorithm_1",),
     ),
     PlantedBug(

@@ -102,7 +102,7 @@ class Diagnosis:
     suggestion: str = ""  # What rounding the draft's weights would gain, if that is noticeable.
 
     @property
-    def verdict(self) -> str:
+    def conclusion(self) -> str:
         if self.problems:
             return "no: " + "; ".join(self.problems)
         if not self.outlook and len(self.parts) > 1:
@@ -118,7 +118,7 @@ class Diagnosis:
         return f"not worth it: {about}, so plain decoding (--method ar) is the better choice"
 
     def json(self) -> dict[str, Any]:
-        return {**asdict(self), "verdict": self.verdict}
+        return {**asdict(self), "verdict": self.conclusion}
 
 
 def examine(

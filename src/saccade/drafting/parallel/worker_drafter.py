@@ -130,7 +130,7 @@ class WorkerDrafter(Drafter, ParallelWork):
         self._use_rules(setup.rules)
 
     @property
-    def beside(self) -> ParallelWork:
+    def parallel_work(self) -> ParallelWork:
         return self
 
     def _use_rules(self, rules: Sequence[Sampling]) -> None:

@@ -371,7 +371,7 @@ class Auto(CostedShape):
         if self.memory is not None and costs is not None:
             self.memory.save(costs)
 
-    def pays(self) -> bool:
+    def is_expected_to_pay(self) -> bool:
         """Whether drafting is expected to pay by what is known before an answer's first round."""
         estimates: Estimates = self.start()
         return best_round(self.believed_costs(estimates), estimates.acceptance.rate)[0] > 1
@@ -438,7 +438,7 @@ class Auto(CostedShape):
                 bare=bare,
             )
         times = estimates.times
-        scale = times.scale(bare.verify[1])
+        scale = times.plain_slowdown(bare.verify[1])
         # A draft forward takes the mean of the measured ones and of the prior, which counts as
         # ``weight`` forwards. A prior that earlier answers have shown outweighs one slow draft.
         prior = scale * bare.costs.draft

@@ -81,10 +81,10 @@ class Sources:
     root: Path | None = None
     hosts: tuple[str, ...] = ()
     any_host: bool = False
-    private: bool = False
+    allows_private_hosts: bool = False
     max_bytes: int = 512 << 20
     seconds: float = 30.0
-    redirects: int = 3
+    max_redirects: int = 3
 
     def load(self, url: str) -> FetchedMedia:
         """Loads the media at an address. Raises VideoInputError, whose message does not contain the
@@ -154,7 +154,7 @@ class Sources:
     def _fetch(self, url: str) -> bytes:
         deadline = time.monotonic() + self.seconds
         try:
-            for _ in range(self.redirects + 1):
+            for _ in range(self.max_redirects + 1):
                 place = _parse_url(url)
                 with self._get(place, deadline) as response:
                     if response.status not in REDIRECT_STATUSES:
@@ -188,7 +188,7 @@ class Sources:
         addresses = _resolve(place.host, place.port, seconds_left(deadline))
         if not addresses:
             raise OSError("no address")
-        may_be_private = is_listed and self.private
+        may_be_private = is_listed and self.allows_private_hosts
         if not may_be_private and not all(map(is_public, addresses)):
             if not is_listed and not _is_ip_address(place.host):
                 # Any name may be asked for. It must look as one that does not exist, so that

@@ -96,10 +96,12 @@ class Video:
         self.pts = pts[order]
         self.tick = unit  # In seconds; ``pts`` counts in ticks.
         # For each frame, the packet at which to start decoding, and the frame's own packet.
-        self.starts = _run_starts(pts, is_key)[order]
+        self.start_packets = _run_starts(pts, is_key)[order]
         self.packets = order
         if self.has_no_display_times:
-            self.starts[:] = 0  # ``fetch`` counts decoded frames, so it decodes from the first one.
+            self.start_packets[:] = (
+                0  # ``fetch`` counts decoded frames, so it decodes from the first one.
+            )
         self.times = (self.pts - float(self.pts[0])) * unit
         # The last frame is on display for a packet's duration if packets have one, else for the
         # usual time between frames, else for the time between frames at the header's rate.
@@ -118,7 +120,7 @@ class Video:
         todo = ascending[::-1]  # The next frame to yield is the last entry.
         # For each packet at which decoding starts, the packet of the last frame that is wanted. The
         # frames ascend, so each later one of the same start replaces the one before in the dict.
-        runs = dict(zip(self.starts[ascending], self.packets[ascending], strict=True))
+        runs = dict(zip(self.start_packets[ascending], self.packets[ascending], strict=True))
         packet_count = sum(int(last) - int(start) + 1 for start, last in runs.items())
         work = self.size[0] * self.size[1] * packet_count / MAX_PIXELS_PER_SECOND
         self.limits.check(self.label, work=work)
@@ -131,7 +133,7 @@ class Video:
             for i, packet in enumerate(chain(self._packets(container, stream), [None])):
                 if not todo:
                     return
-                if packet is not None and self.starts[todo[-1]] > i:
+                if packet is not None and self.start_packets[todo[-1]] > i:
                     # Decoding for the next frame starts at a later packet, so this one is skipped.
                     if is_running:
                         codec.flush_buffers()

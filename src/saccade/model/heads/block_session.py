@@ -89,7 +89,7 @@ class BlockSession(HeadSession):
         first_session = sessions[0][0]
         head = first_session.block_head
         for session, trees in sessions:
-            session.begin(trees)
+            session.set_trees(trees)
         requests = [session.request(number) for session, trees in sessions for number in trees]
         # The text of these requests has rows without keys, because it has grown.
         grown = [each for each in requests if each.waiting_rows > 0]

@@ -232,7 +232,7 @@ class HeadSession(Session):
 
     # -- one forward ---------------------------------------------------------------------------
 
-    def begin(self, trees: Mapping[int, Tree]) -> None:
+    def set_trees(self, trees: Mapping[int, Tree]) -> None:
         """Takes the trees to score, and keeps the scores of leading nodes that the previous trees
         had too."""
         for number, tree in trees.items():
@@ -326,7 +326,7 @@ class HeadSession(Session):
         first_session = heads[0][0]
         head = first_session.head
         for session, trees in heads:
-            session.begin(trees)
+            session.set_trees(trees)
         while True:
             rows = _Rows()
             for session, trees in heads:

@@ -104,7 +104,7 @@ class RowQueries:
     def add(self, layer: int, q: Queries, scale: float) -> None:
         self._layers.setdefault(layer, []).append(q[:, -self.last :] * scale)
 
-    def of(self, rows: Int[Tensor, " rows"]) -> dict[int, Float[Tensor, "head rows head_dim"]]:
+    def of_rows(self, rows: Int[Tensor, " rows"]) -> dict[int, Float[Tensor, "head rows head_dim"]]:
         """Returns each layer's queries of these rows. All rows must come from one forward."""
         chosen = as_slice(rows)
         return {layer: part[:, chosen] for layer, (part,) in self._layers.items()}
@@ -173,7 +173,7 @@ class MassRecorder:
 
     def finish(self, cache: Cache) -> None:
         """Adds the mass of the rows whose queries were stored."""
-        queries = self._queries.of(self._rows - self._rows[0])
+        queries = self._queries.of_rows(self._rows - self._rows[0])
         if not queries:
             return
         keys = [cache.keys[layer] for layer in queries]

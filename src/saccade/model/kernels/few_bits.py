@@ -297,25 +297,25 @@ class FewBitProduct:
     """(x, prepared weights, base) -> base + x W^T, or the gated product where it ``gates``."""
     gates: bool = False
     """Whether ``multiply`` applies the silu gate itself. Otherwise its caller does."""
-    outputs: int = 1
+    output_multiple: int = 1
     """The number of a weight's outputs must be a multiple of this."""
-    inputs: int = CODE_BLOCK
+    input_multiple: int = CODE_BLOCK
     """The number of a weight's inputs must be a multiple of this."""
     has_units: Callable[[], bool] = lambda: True
     """Whether this machine has the instructions or the tensor cores that it needs."""
-    round: Callable[[Tensor], Tensor] | None = None
+    rounded_numbers: Callable[[Tensor], Tensor] | None = None
     """weight -> the numbers that it is rounded to, in fp32; None for those of ``Codes``."""
 
     def rounded(self, weight: Tensor) -> Tensor:
         """Returns the numbers that a weight is rounded to, in fp32."""
-        if self.round is not None:
-            return self.round(weight)
+        if self.rounded_numbers is not None:
+            return self.rounded_numbers(weight)
         return Codes.of(weight, self.rounding).weights()
 
     def supports(self, weight: Tensor) -> bool:
         """Returns whether a weight of this shape can be rounded and multiplied in this way."""
         out, into = weight.shape
-        return into % self.inputs == 0 and out % self.outputs == 0
+        return into % self.input_multiple == 0 and out % self.output_multiple == 0
 
     @property
     def is_available(self) -> bool:
@@ -362,17 +362,17 @@ FEW_BIT_PRODUCTS: dict[str, FewBitProduct] = {
         ROUNDINGS["int4"],
         lambda weight, gated: _pack_4_bits(weight),
         _multiply_4_bits,
-        outputs=TORCH_OUTPUTS,
+        output_multiple=TORCH_OUTPUTS,
     ),
     "int4-bytes": _compiled_product(ROUNDINGS["int4"]),
     "fp8-scaled": FewBitProduct(
         ROUNDINGS["fp8"],
         lambda weight, gated: Fp8Weight.of(weight),
         _multiply_fp8,
-        outputs=FP8_MULTIPLE,
-        inputs=FP8_MULTIPLE,
+        output_multiple=FP8_MULTIPLE,
+        input_multiple=FP8_MULTIPLE,
         has_units=_multiplies_fp8,
-        round=lambda weight: Fp8Weight.of(weight).weights(),
+        rounded_numbers=lambda weight: Fp8Weight.of(weight).weights(),
     ),
 }
 """The products by name. The names are part of the keys of stored measurements."""
