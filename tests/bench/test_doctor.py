@@ -116,11 +116,12 @@ def test_a_rounded_draft_is_counted() -> None:
     read the copy; without a draft the copy is the target's own. Where that is noticeable it is
     suggested, on a CPU and where it is not done already and the copy fits. Fails if the copy takes
     no memory, if its model's own weights are counted twice, or if the target's steps are thought
-    to read it."""
+    to read it, and if the second cache of a target that drafts for itself is forgotten."""
     int4 = ROUNDINGS["int4"]
     plain, rounded = pair(), pair(draft_rounding=int4)
     assert rounded.parts[0] == plain.parts[0]
-    assert rounded.parts[1] == Part("small", 100 * 4 + 45, 1 * 10 * 4, 80 * 0.5625 + 1 * 10 * 4)
+    small = Part("small", 100 * 4 + 45, 1 * 10 * 4, 80 * 0.5625 + 1 * 10 * 4, rounded_copy=45)
+    assert rounded.parts[1] == small
     assert rounded.ratio < plain.ratio
     given: dict[str, Any] = dict(tokens=100, keep=0.1, dtype=torch.float32, free_bytes=GIB)
     own = examine(("big", Config(BIG)), None, draft_rounding=int4, **given)
@@ -129,10 +130,12 @@ def test_a_rounded_draft_is_counted() -> None:
     assert len(own.outlook) == len(plain.outlook)
     alone = examine(("big", Config(BIG)), None, **given)
     assert "--draft-quantize int4 rounds the target" in alone.suggestion
-    given["free_bytes"] = int((4800 + 450) / (1 - SPARE_SHARE)) + 1
+    given["free_bytes"] = int((4800 + copy.weights + copy.cache) / (1 - SPARE_SHARE)) + 1
     assert examine(("big", Config(BIG)), None, **given).suggestion
     given["free_bytes"] -= 2
     assert not examine(("big", Config(BIG)), None, **given).suggestion
+    refused = examine(("big", Config(BIG)), None, draft_rounding=int4, **given)
+    assert refused.problems  # What is not suggested would indeed not fit.
     assert not own.suggestion and not rounded.suggestion
     assert not examine(("big", Config(BIG)), None, device="cuda", **given).suggestion
 

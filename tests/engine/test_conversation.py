@@ -455,6 +455,6 @@ def test_what_a_turn_cannot_change_is_refused_in_a_sentence():
                 conversation.run(one, **{name: None})
         with pytest.raises(OptionError, match="answers one request"):
             conversation.run(left_padded([one, video_input(1)]))
-        with pytest.raises(OptionError, match="answers one request"):
+        with pytest.raises(OptionError, match="only saccade.generate returns several answers"):
             conversation.run(one, do_sample=True, num_return_sequences=2)
         assert conversation.run(one).ids == first

@@ -453,7 +453,9 @@ def test_every_redirection_is_judged(to, server, names):
     names(start_example=[["127.0.0.1"]])
     target = to.format(port=server.port, other=server.port + 1)
     server.answers |= {"/go": leading(target), "/secret": plain()}
-    sources = Sources(hosts=(f"start.example:{server.port}",), allows_private_hosts=True, seconds=10.0)
+    sources = Sources(
+        hosts=(f"start.example:{server.port}",), allows_private_hosts=True, seconds=10.0
+    )
     refused(sources, server.at("/go", "start.example"), "not_allowed")
     assert [path for path, _ in server.requests] == ["/go"]
 

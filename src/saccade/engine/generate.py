@@ -351,8 +351,7 @@ def run(
         arguments,
         on_phase,
         several_requests_error=(
-            "saccade.run answers one request; use saccade.generate for a batch, and for "
-            "num_return_sequences"
+            "saccade.run answers one request; use saccade.generate for a batch"
         ),
     )
     return rounds.finish()[0]

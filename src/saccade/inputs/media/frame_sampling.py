@@ -135,9 +135,8 @@ def _moments(
         advice = "ask for fewer, or give start and end"
         if not_even_one_fits:
             advice = "scale the video down"
-        # The exceeded limit: of memory in bytes, or else of frames.
-        is_memory = frames_in_memory < (limits.max_frames or sys.maxsize)
-        exceeded_limit = limits.max_memory if is_memory else limits.max_frames
+        # Where no frame fits, the limit is that of memory in bytes; else so many frames do fit.
+        exceeded_limit = limits.max_memory if not_even_one_fits else max_count
         raise refusal(frame_source.label, f"{what}: {advice}", code, exceeded_limit)
     if count > max_count:
         frame_source.warnings.append(f"took {max_count} frames, evenly spaced, instead of {count}")
