@@ -294,12 +294,17 @@ def test_misuse_is_told_in_a_sentence():
             Window.of(bad)
     with pytest.raises(SaccadeError, match="two segments"):
         watched(window="3 frames")
+    for wrong in ({"segment": 2.5}, {"segment": 0}, {"fps": float("nan")}, {"fps": float("inf")}):
+        with pytest.raises(OptionError, match="(segment|fps)="):
+            watched(**wrong)
     with watched() as live:
         with pytest.raises(OptionError, match="no frame has come"):
             live.ask("What is there?")
         live.append(frame(0), 5.0)
         with pytest.raises(OptionError, match="before the last one"):
             live.append(frame(1), 1.0)
+        with pytest.raises(OptionError, match="no number of seconds"):
+            live.append(frame(1), float("nan"))
         with pytest.raises(OptionError, match="keeps one size"):
             live.append(np.zeros((20, 30, 3), np.uint8))
         with pytest.raises(OptionError, match="a frame must be"):

@@ -260,6 +260,20 @@ def test_a_packed_matrix_is_unpacked_to_what_it_stands_for(name):
     torch.testing.assert_close(unpacked["layer.proj.weight"], dense, atol=0, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["fp8", "compressed, FP8 in blocks"])
+@pytest.mark.parametrize("shape", [(200, 128), (260, 128), (100, 64), (128, 200)])
+def test_a_matrix_with_one_column_of_blocks_is_unpacked_by_its_blocks(name, shape):
+    """Claim: the last block of outputs is shorter where their number is no multiple of its size,
+    also where a matrix is one block wide. Fails if its blocks are taken to be of equal size."""
+    kind = KINDS[name]
+    stored, dense = kind.pack(torch.randn(shape, generator=torch.Generator().manual_seed(5)))
+    tensors = {f"layer.proj.{suffix}": each for suffix, each in stored.items()}
+    unpacked = dict(
+        unpack_tensors(tensors.keys(), tensors.__getitem__, _packing(kind), torch.float32, "x")
+    )
+    torch.testing.assert_close(unpacked["layer.proj.weight"], dense, atol=0, rtol=1e-6)
+
+
 def test_matrices_of_experts_in_fp8_are_unpacked_by_their_own_names():
     """Claim: a stack of experts, whose name does not end in "weight", is unpacked too."""
     stored = [_pack_fp8(torch.randn(192, 256)) for _ in range(3)]

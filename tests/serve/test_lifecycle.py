@@ -132,7 +132,7 @@ def test_hosts_that_are_named_are_not_thereby_private(monkeypatch):
     for more, private in ([], False), (["--private-media-hosts"], True):
         assert _main(monkeypatch, "--media-host", "example.com", *more) == 2
         made_ = sources.pop()
-        assert made_.private == private and made_.hosts == ("example.com",)
+        assert made_.allows_private_hosts == private and made_.hosts == ("example.com",)
 
 
 # -- signals ------------------------------------------------------------------------------------

@@ -274,7 +274,7 @@ class Model:
             method=self.method,
             tokenizer=self.pair.target.tokenizer,
             # Each clip runs through the vision tower by itself, so that old ones can be dropped.
-            vision=ConversationVision(runs_separately=True),
+            vision=ConversationVision(runs_media_separately=True),
             exact=exact,
             seed=seed,
             **settings,

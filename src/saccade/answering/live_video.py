@@ -16,6 +16,7 @@ of the vision tower is kept for every kept segment, so no frame is encoded twice
 from __future__ import annotations
 
 import gc
+import math
 import re
 import threading
 import time as clock
@@ -134,13 +135,13 @@ class Live(AbstractContextManager["Live"]):
         segment: int | None = None,
         source: Iterable[Timed] | None = None,
     ) -> None:
-        if not fps > 0:
+        if not 0 < fps < math.inf:
             raise OptionError("fps= is the number of frames a second, above 0")
         processor = getattr(pair.target.processor, "video_processor", None)
         joined_frames = int(getattr(processor, "temporal_patch_size", None) or 1)
         frames = SEGMENT_FRAMES if segment is None else segment
-        if frames < 1:
-            raise OptionError("segment= is a number of frames, 1 or more")
+        if not isinstance(frames, int) or frames < 1:
+            raise OptionError("segment= is a whole number of frames, 1 or more")
         # The vision tower joins `joined_frames` consecutive frames into one. A segment is rounded
         # up to a multiple of that: with 2 joined frames, a segment of 3 becomes one of 4.
         self.segment_frames = -(-frames // joined_frames) * joined_frames
@@ -183,6 +184,8 @@ class Live(AbstractContextManager["Live"]):
         picture = _picture(frame)
         with self._waiting_lock:
             seconds = self._next_time if time is None else float(time)
+            if not math.isfinite(seconds):
+                raise OptionError(f"time={time} is no number of seconds")
             # The last frame came 1 / fps before the time of the next one. The comparison allows a
             # little more than that, because these sums are rounded.
             if self.seen_frames and seconds < self._next_time - 1.001 / self._fps:

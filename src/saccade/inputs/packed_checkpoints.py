@@ -196,7 +196,10 @@ def _block_size(settings: Settings, scales: Tensor, shape: Sequence[int]) -> tup
     stands for one scale per output, or one for the whole matrix. Raises ValueError where no scheme
     fits.
     """
-    if scales.dim() < 2 or scales.shape[-1] == 1:
+    if scales.dim() < 2:
+        return None
+    is_one_per_output = scales.shape[-1] == 1 and scales.shape[-2] in (1, shape[-2])
+    if is_one_per_output:
         return None
     for group in (settings.get("config_groups") or {}).values():
         scheme = group.get("weights") or {}

@@ -49,12 +49,12 @@ class ConversationVision:
     """What the vision towers of target and draft returned for the media of one conversation.
 
     Outputs that a model's latest prompt did not use are dropped, so at most one prompt's outputs
-    are held for each model. With ``runs_separately`` each medium runs by itself, so that neighbours
+    are held for each model. With ``runs_media_separately`` each medium runs by itself, so that neighbours
     can be dropped one by one.
     """
 
-    def __init__(self, runs_separately: bool = False) -> None:
-        self.runs_media_separately = runs_separately
+    def __init__(self, runs_media_separately: bool = False) -> None:
+        self.runs_media_separately = runs_media_separately
         self._outputs: dict[Hashable, Any] = {}
         self._used: set[Hashable] = set()
 
@@ -194,7 +194,7 @@ def run_new_media(store: Store, owner: tuple[Hashable, ...], media: MediaCall) -
     """Returns the output of a call, and runs the call only on those media that the store lacks.
 
     ``owner`` begins every key of the store: it names the model and its method. Neighbouring new
-    media run together, or one by one if the store ``runs_separately``. Where it is unknown how the
+    media run together, or one by one if the store ``runs_media_separately``. Where it is unknown how the
     outputs can be joined, the method runs once more on all media.
     """
     digests = [

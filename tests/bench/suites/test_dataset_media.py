@@ -153,6 +153,23 @@ def test_parts_beside_their_whole_archive_are_left_out(tmp_path: Path) -> None:
     assert archive.files == (files[-1],) and archive.listing == ({"a.txt": 1}, "")
 
 
+def test_lettered_and_numbered_parts_of_one_name_are_two_archives(tmp_path: Path) -> None:
+    """Claim: parts that are numbered in two ways are not mixed into one archive, and each archive
+    is listed. Fails with a ValueError where letters are read as a number."""
+    for end in (".aa", ".001"):
+        (tmp_path / f"videos.tar{end}").write_bytes(tarred({"a.txt": b"x"}))
+    found = archives.find_archives(sorted(tmp_path.iterdir()))
+    assert [len(archive.files) for archive in found] == [1, 1]
+    assert [archive.listing for archive in found] == [({"a.txt": 1}, "")] * 2
+
+
+def test_a_tar_may_have_zip_in_its_name(tmp_path: Path) -> None:
+    """Claim: the ending of a name says what an archive is, and not what stands before it."""
+    path = tmp_path / "data.zips.tar"
+    path.write_bytes(tarred({"a.txt": b"x"}))
+    assert archives.find_archives([path])[0].listing == ({"a.txt": 1}, "")
+
+
 def test_a_member_that_is_cut_short_is_reported_when_it_is_read(
     art: Art, tmp_path: Path, unpacked: Path
 ):

@@ -148,7 +148,7 @@ class Archive:
         """Yields the regular files as (name, size in bytes, a function that opens it)."""
         with ExitStack() as stack:
             raw = io.BufferedReader(_JoinedParts(self.files, stack), 1 << 16)
-            if ".zip" in self.name.lower():
+            if self.name.lower().endswith(".zip"):
                 zipped = stack.enter_context(zipfile.ZipFile(raw))
                 yield (
                     (info.filename, info.file_size, lambda info=info: zipped.open(info))
@@ -173,7 +173,8 @@ class Archive:
 def find_archives(paths: Sequence[Path]) -> tuple[Archive, ...]:
     """Returns the archives among these files, with the parts of one put together.
 
-    Where a whole archive lies beside its parts, the parts are left out.
+    Where a whole archive lies beside its parts, the parts are left out. Parts with letters (aa, ab)
+    and parts with numbers (001, 002) of one name are two archives.
     """
     parts_by_archive: dict[Path, list[tuple[int, str, Path]]] = {}
     for path in paths:
@@ -183,8 +184,10 @@ def find_archives(paths: Sequence[Path]) -> tuple[Archive, ...]:
     archives = []
     for archive_path, parts in sorted(parts_by_archive.items()):
         whole = [path for _, part, path in parts if not part]
-        files = whole or [path for *_, path in sorted(parts)]
-        archives.append(Archive(archive_path.name, tuple(files)))
+        lettered = [path for _, part, path in sorted(parts) if not part.isdigit()]
+        numbered = [path for _, part, path in sorted(parts) if part.isdigit()]
+        for files in [whole] if whole else filter(None, (lettered, numbered)):
+            archives.append(Archive(archive_path.name, tuple(files)))
     return tuple(archives)
 
 

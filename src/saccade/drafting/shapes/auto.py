@@ -601,6 +601,7 @@ class Plan(NamedTuple):
     max_depth: int
 
 
+@lru_cache(maxsize=64)  # A round asks several times with the same costs and rate.
 def best_round(costs: BelievedCosts, acceptance_rate: float) -> tuple[float, float]:
     """Returns the expected (tokens, seconds) of a round with the chain length that decodes fastest
     if each token is accepted at this rate; those of plain decoding where no chain is faster."""
