@@ -136,12 +136,10 @@ class RequestBatch:
         self.rules = request.rules(contexts)
         self._draft_rules = [rule.for_drafts for rule in self.rules]
         self.stops = Stops(request.limits, contexts, request.decode, request.decode_with_special)
-        self.phase_seconds: dict[
-            str, float
-        ] = {}  # seconds of this turn, by the field of ``Timings``
-        self.reused_tokens = [0] * len(
-            contexts
-        )  # how many tokens of each prompt a cache already had
+        # The seconds of this turn, by the field of ``Timings``.
+        self.phase_seconds: dict[str, float] = {}
+        # How many tokens of each prompt a cache already had.
+        self.reused_tokens = [0] * len(contexts)
         self._records: list[list[RoundRecord]] = [[] for _ in contexts]
         self._finish_reasons: dict[int, FinishReason] = {}
         self._clock, self._first_token = Clock(self.target.device), 0.0
@@ -537,17 +535,17 @@ TRAINED_POSITIONS = (
     "puts it elsewhere and may answer otherwise (positions='library' puts it where generate does)"
 )
 TARGET_ALONE = (
-    "the draft does not follow your own logits processor: it may remember earlier calls, so it is "
-    "called for the target alone, once a token and in order, as generate calls it; if it remembers "
-    "nothing, wrap it in saccade.Stateless"
+    "your own logits processor is called for the target alone, once a token and in order, as "
+    "generate calls it, because a processor may remember earlier calls; the draft does not follow "
+    "it (if your processor remembers nothing, wrap it in saccade.Stateless)"
 )
 SHARED_GPU = (
     "draft and target share one GPU, where two processes take turns unless MPS runs, so this "
     "parallel method gains nothing there: use a serial one, or a second GPU"
 )
 SLOW_EXACT = (
-    "exact=True computes every token with 16 rows and its attention in float32, block by block, so "
-    "an answer on a GPU takes longer than without it"
+    "exact=True computes text in forwards of exactly 16 rows, padded where there are fewer, and "
+    "attention in float32, block by block, so an answer on a GPU takes longer than without it"
 )
 DRAFT_RESTARTED = (
     "this turn has new media, and a draft of this kind (in a process of its own, or with words in "

@@ -1,10 +1,10 @@
-"""Reads what transformers' ``generate`` was called with and does not pass on to a callable.
+"""Finds two arguments of transformers' ``generate`` that it does not pass to ``custom_generate``.
 
-With ``custom_generate=`` a function, transformers gives it what it has prepared: ids, features,
-processors and criteria. It keeps the streamer and the assistant model to itself, although both are
-parameters of its own, and it forgets the tokenizer. A streamer that never hears of the end of an
-answer lets its reader wait for ever, so the first two are looked up where they are: in the frame of
-the call that is under way.
+Where ``custom_generate=`` is a function, transformers passes it what it has prepared: ids,
+features, processors and criteria. It does not pass its own arguments ``streamer`` and
+``assistant_model``, nor the tokenizer. The reader of a streamer waits for ever if nobody tells the
+streamer that the answer has ended. So the streamer and the assistant model are read from the stack:
+they are local variables of the frame in which ``generate`` is running.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PREPARED_MARK = "_eos_token_tensor"
 
 @dataclass(frozen=True)
 class TransformersCall:
-    """The arguments of a call of ``generate`` that it does not pass on."""
+    """The two arguments of a call of ``generate`` that are read from its frame."""
 
     streamer: Any = None
     assistant_model: Any = None

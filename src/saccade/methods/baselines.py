@@ -42,7 +42,8 @@ SD_TREE = Recipe(
     shape=Static(TREE),
 )
 
-# The axis of ``sd/view=random/draw=3``. View ``random`` makes another choice for each number.
+# ``draw`` in an override such as ``sd/view=random/draw=3``. For each number, the view ``random``
+# makes another random choice.
 DRAW = Setting(
     axis="draw",
     owner=basic.Random,

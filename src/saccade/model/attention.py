@@ -166,7 +166,8 @@ class Step:
                 segment.row_queries.add(layer, own_q, scale)
             # First case: the rows attend by an explicit mask over all keys.
             if segment.needs_full_mask(window) or extras or self._masks_always:
-                # A layer with a window is not recorded, as it sees few of the recorded columns.
+                # A recorder adds up the attention that certain keys of the prompt get. A layer with
+                # a window is not recorded, because its rows see few of these keys.
                 if segment.recorder is not None and window is None:
                     segment.recorder.store_queries(layer, own_q, own_k, scale)
                 visible, first = self._visible_keys(number, window, cache.keys[layer].device)
@@ -193,7 +194,9 @@ class Step:
                 kernel, mask = self._choose(segment, 1)
             if mask is not None and mask.device != keys.device:  # The model is on several devices.
                 mask = mask.to(keys.device)
-            if segment.pages is not None:  # The kernel is called for each row with its own pages.
+            # With pages, the rows attend one by one. Each row's queries choose the pages of keys
+            # that the kernel reads for it.
+            if segment.pages is not None:
                 kernel = partial(segment.pages.attend, segment.cache, layer, kernel)
             out = kernel(own_q, keys, values, mask, scale)
             if last:
@@ -454,9 +457,9 @@ def quickest_attention(
     prompt_choice = kernels.choose_attention(
         ("many", *facts), prompt_calls, kernels.PROMPT_ROWS, kernels.PROMPT_KEYS
     )
-    # The ``rows`` of a choice are upper bounds. The last number of few rows that is timed
-    # (``kernels.ATTENTION_ROWS``) is below FOLD_LIMIT, but its choice is used up to that. More rows
-    # use the choice for a prompt.
+    # The ``rows`` of a choice are upper bounds. The largest number of few rows that is timed (the
+    # last of ``kernels.ATTENTION_ROWS``) is below FOLD_LIMIT. Its choice is used for up to
+    # FOLD_LIMIT rows, and the choice for prompts is used for more.
     return AttentionChoice(
         (*few_row_choice.rows[:-1], FOLD_LIMIT, *prompt_choice.rows),
         (*few_row_choice.names, *prompt_choice.names),

@@ -63,9 +63,9 @@ MIN_POSITIONS = 32768
 MAX_GRAPHS = 64  # The most graphs of a model; the least recently used one is dropped first.
 INTEGER_BYTES = torch.long.itemsize  # Of each integer that a step reads.
 DEVICE_TYPES = ("cuda",)  # Where sessions use captured forwards unless they are told otherwise.
-# Rounding adds up from layer to layer. So where a captured forward's logits differ from an ordinary
-# one's by more than is usual, but by less than this share of the largest one, the hidden states
-# after the first few layers decide.
+# Rounding errors add up from layer to layer. So where a captured forward's logits differ from an
+# ordinary one's by more than is usual, but by at most this share of the largest logit, the hidden
+# states after the first few layers decide whether the forwards agree.
 MAX_DEEP_DIFFERENCE = 0.5
 CHECKED_LAYERS = 2
 
@@ -120,7 +120,8 @@ class Size:
     rows: int  # Of each request.
     tail: int  # Last keys of each request that have a mask.
     keys: int  # Of each request, at most, the new rows' own included.
-    # The layers whose hidden states are written, numbered as in ``HiddenStates``.
+    # The hidden states that are written, by the numbers of ``HiddenStates``: n stands for the input
+    # of layer n.
     hidden_layers: tuple[int, ...] = ()
 
 
@@ -185,7 +186,7 @@ class StaticInputs:
             layer: torch.zeros(size.requests * size.rows, width, dtype=dtype, device=device)
             for layer in size.hidden_layers
         }
-        """What it writes too: the hidden states of its rows, by layer."""
+        """What a forward also writes: the hidden states of its rows, by layer."""
 
     def _integer_count(self) -> int:
         """Returns how many integers come before the mask: three for each row (its id, position and
@@ -492,7 +493,8 @@ class CudaGraphs:
     ) -> Size | None:
         """Fills in the inputs of the captured forward for these rows, and returns its size.
 
-        Returns None where there is no such forward, or where it is not captured yet.
+        Returns None where there is no such forward, or where it is not captured yet. A size that
+        appears for the first time is noted, for :meth:`capture_new` to capture it.
         """
         size = self._size(rows.segments, kind)
         if self._capture is None or size is None or (kind, size) in self._refused:
@@ -667,6 +669,7 @@ class CudaGraphs:
         rows = probe.rows(size, self._backbone.embedding_count, kind.may_branch)
         leases, spare = self._reserve(rows.segments, size), self._spare_lease()
         assert leases is not None and spare is not None, "the size was captured"
+        # The input of layer ``depth`` is what the layers before it have computed.
         inputs = self._static_inputs(replace(size, hidden_layers=(depth,)))
         # No logits are computed here, so the vocabularies do not matter.
         inputs.fill(rows, leases, spare, [0] * len(leases))
@@ -761,7 +764,7 @@ def difference_share(some: Tensor, others: Tensor) -> float:
 
 
 class _LastWritten(HiddenStates):
-    """The hidden states of one layer that a forward wrote last, without room for those before."""
+    """Stands in for a cache's hidden states, and keeps only what was written last, of one layer."""
 
     def __init__(self, layer: int, model: Backbone) -> None:
         width = model.config.hidden_size
@@ -779,7 +782,8 @@ def written_hidden_states(
 ) -> Iterator[list[_LastWritten]]:
     """Returns a context in which forwards do not write hidden states to the segments' caches.
 
-    The context yields one object for each segment. Forwards write the input of ``layer`` to it.
+    The context yields one object for each segment. Forwards write the input of ``layer`` to it,
+    which is what the layers before ``layer`` have computed.
     """
     before = [segment.cache.hidden for segment in segments]
     states = [_LastWritten(layer, model) for _ in segments]

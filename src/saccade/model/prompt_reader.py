@@ -100,7 +100,9 @@ class PromptReader:
             if self.uses_trained_positions and self.axes > 1:
                 own_positions = move_text_past_media(library_positions, visual | fixed)
             last_visible_row = self._last_visible_rows(masks, number, rows)
-            sees_later_rows = last_visible_row is not None
+            # Layers of full attention are causal if they have no mask here. Rows then see later
+            # ones only in layers with a sliding window.
+            in_windows_only = last_visible_row is not None and "full_attention" not in masks
             prompt = Prompt(
                 context=own_ids,
                 embeds=own_embeds,
@@ -112,7 +114,7 @@ class PromptReader:
                 next_position=int(own_positions[:, -1].max()) + 1,  # as generate() does
                 media=Media(
                     last_visible_row=last_visible_row,
-                    sees_ahead_in_windows_only=sees_later_rows and "full_attention" not in masks,
+                    sees_ahead_in_windows_only=in_windows_only,
                     row_arguments={
                         name: each[number, rows] for name, each in row_arguments.items()
                     },
@@ -212,7 +214,7 @@ class PromptReader:
 
         ``masks`` are those of all prompts by kind of layer, ``number`` is the prompt's place among
         them, and ``rows`` marks those that are no padding. Raises ModelError if rows that see the
-        same later row do not all see each other, or if the kinds differ in their last rows.
+        same later row do not all see each other, or if this result is not the same for all kinds.
         """
         found_rows = []
         try:

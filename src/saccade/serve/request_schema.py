@@ -38,11 +38,22 @@ Text = Annotated[str, BeforeValidator(_check_surrogates)]
 
 IGNORED_FIELDS = frozenset(
     {
-        *("user", "metadata", "service_tier", "safety_identifier", "verbosity"),
-        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_salt"),
-        *("parallel_tool_calls", "priority", "request_id"),
-        *("spaces_between_special_tokens", "add_special_tokens"),
-        *("truncation", "include"),
+        "user",
+        "metadata",
+        "service_tier",
+        "safety_identifier",
+        "verbosity",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "cache_salt",
+        "parallel_tool_calls",
+        "priority",
+        "request_id",
+        "spaces_between_special_tokens",
+        "add_special_tokens",
+        "truncation",
+        "include",
     }
 )
 """Fields that known clients send and that change no answer here; the log names them once."""
@@ -391,9 +402,9 @@ class RequestFields(Strict):
     add_special_tokens: bool | None = None
 
     client_name_by_field: ClassVar[Mapping[str, str]] = {}
-    """What a client calls fields of the ``CompletionRequest`` that its request is turned into, by
-    our names; for example "messages" is "input" in the Responses API. Only fields whose names
-    differ are listed. Errors use the client's names."""
+    """The client's name of each field of a ``CompletionRequest`` that has another name in the
+    client's API. For example, our "messages" is "input" in the Responses API. Errors use the
+    client's names."""
 
     @property
     def ignored_fields(self) -> frozenset[str]:

@@ -3,7 +3,7 @@
 ``Drafts`` is the interface: the caller starts a request, asks in each round for drafts of several
 requests together, and forgets a request when it has ended. Drafts come from a draft model, which
 has a KV cache for each request over the tokens that its view keeps, or from a lookup in the text.
-This module imports no engine; ``draft`` is the adapter to vLLM.
+This module imports no engine. The module ``saccade.vllm.draft`` is the adapter to vLLM.
 """
 
 from __future__ import annotations

@@ -140,9 +140,10 @@ class Tower:
         size = heads, key.shape[1], width, new.bit_length()
         if size not in self._is_ours_quicker:
             calls: dict[str, Callable[[], object]] = {"theirs": call_theirs, "ours": call_ours}
-            times = kernels.shortest_times(
+            times_by_size = kernels.shortest_times(
                 ("tower", size), lambda: {size: kernels.time_calls(calls)}
-            )[size]
+            )
+            times = times_by_size[size]
             self._is_ours_quicker[size] = times["ours"] < times["theirs"]
         return call_ours() if self._is_ours_quicker[size] else call_theirs()
 

@@ -137,7 +137,7 @@ def _expect(text: str, at: int, mark: str) -> int:
 
 
 def _skip_key(text: str, at: int) -> int:
-    """Returns where the value of the member begins whose key begins at ``at``."""
+    """Skips the key of a member, which begins at ``at``, and returns where its value begins."""
     return _expect(text, _string_end(text, at), ":")
 
 
@@ -155,10 +155,8 @@ def _scalar_end(text: str, at: int) -> int:
             return at + len(word)
         if word.startswith(text[at:]):
             raise Unfinished
-    end = _match_end(NUMBER, NUMBER_START, text, at)
-    if end == len(text):
-        raise Unfinished  # More digits may follow.
-    return end
+    # A number that reaches the end of the text is unfinished, because more digits may follow.
+    return _match_end(NUMBER, NUMBER_START, text, at)
 
 
 def _match_end(pattern: re.Pattern[str], start_pattern: re.Pattern[str], text: str, at: int) -> int:
