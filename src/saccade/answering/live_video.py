@@ -1,16 +1,18 @@
 """Watches a live video: frames are read as they come, and questions are answered at any time.
 
 **What is kept.** Frames are gathered into *segments* of a few frames, and each segment is a clip of
-its own in the prompt. A question stands behind the segments that came before it, as in a
+its own in the prompt. A question stands after the segments that came before it, as in a
 conversation. When the window overflows, the oldest segments are dropped until half of the window is
 left. A question is dropped with the last of its segments.
 
 **What an answer is.** It is what ``generate`` answers to :meth:`Live.inputs`, which is what the
 model's processor makes of the kept conversation as it stands. After a drop the kept segments move
-to the positions that this prompt gives them, so the target reads them once more. Each drop leaves
-at most half of the window, or one segment, and the next drop removes what this one left. A frame is
-therefore read at most twice: when it comes, and when the frames before it are dropped. The output
-of the vision tower is kept for every kept segment, so no frame is encoded twice.
+to the positions that this prompt gives them, so the target reads them once more. A frame is read at
+most twice: when it comes, and after the one drop that it may survive. It never survives two. A drop
+leaves at most half of the window. At the next drop the segments that came since take more than half
+by themselves, so all older ones are removed. Where a drop leaves one segment of more than half, the
+next drop removes it first. The output of the vision tower is kept for every kept segment, so no
+frame is encoded twice.
 """
 
 from __future__ import annotations
@@ -328,9 +330,9 @@ class Live(AbstractContextManager["Live"]):
     def _count_tokens(self, inputs: Inputs) -> None:
         """Stores how many tokens each newly encoded segment takes.
 
-        ``inputs`` is the prompt with all kept segments. Its tokens that no earlier segment counts
-        as its own are divided equally among the new segments. These tokens include the text that
-        was added since the last count, such as a question and its answer.
+        ``inputs`` is the prompt with all kept segments. The stored tokens of earlier segments are
+        subtracted from its length, and the rest is divided equally among the new segments. The rest
+        includes the text that was added since the last count, such as a question and its answer.
         """
         new = [each for each in self.segments if not each.tokens]
         counted = sum(each.tokens for each in self.segments)

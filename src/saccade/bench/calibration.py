@@ -30,9 +30,9 @@ from saccade.model.kernels.few_bits import roundings_on
 
 Candidates = Mapping[str, Sequence[str]]
 
-# SpecVLM's view first keeps the fewest tokens whose attention adds up to the share lambda. Where
-# attention is spread over many tokens, a small share already takes many of them, so small values
-# are tried as well.
+# SpecVLM's view keeps the fewest tokens whose attention adds up to the share lambda, and fills its
+# budget with an even sample of the others. Where attention is spread over many tokens, a small
+# share already takes many of them, so small values are tried as well.
 LAMBDAS = ("0.01", "0.02", "0.05", "0.1", "0.2", "0.5")
 CANDIDATES: Candidates = {
     "lambda": LAMBDAS,
@@ -458,6 +458,7 @@ def search(
     search_deadline = deadline - confirm_seconds
     for number, axis in enumerate(axes):
         names = [_set_axis(best.method, axis, value) for value in candidates[axis]]
+        # ``unchanged`` is the best method so far, by the name that it has among ``methods``.
         unchanged, methods = _possible_methods(best.method, names)
         stages_left = len(axes) - number + 1  # The stage that confirms the winner counts as well.
         if len(methods) <= 1:

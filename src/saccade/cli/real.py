@@ -47,8 +47,12 @@ def real_make(which: Which = Weights.smollm2, as_json: Json = False) -> None:
         Weights.coder: {"target": weights.CODER_TARGET, "draft": weights.CODER_DRAFT},
     }[which]
     with progress_line("making the checkpoints") as tell:
+
+        def show_progress(line: str) -> None:
+            tell(line, False)  # None of the lines is marked as the last one.
+
         folders = {
-            role: str(weights.make_checkpoint(model, lambda line: tell(line, False)))
+            role: str(weights.make_checkpoint(model, show_progress))
             for role, model in models.items()
         }
     if as_json:

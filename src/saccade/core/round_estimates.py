@@ -7,8 +7,8 @@ less. The decisions themselves are made in those parts.
 
 A verdict is about one token here: whether a drafted token was accepted. The chance of a token is
 the probability that it will be, if all tokens before it are. The believed seconds of a forward are
-those that were expected before it ran: the seconds of a bare forward, which is timed before the
-first answer, or what earlier rounds have made of them.
+those that were expected before it ran. At first they are the seconds of a bare forward, which is
+timed before the first answer. Later they are corrected by what forwards have taken.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from statistics import linear_regression
 from typing import NamedTuple, TypeVar
 
 SECONDS_DECAY = 0.97  # Each round multiplies the weight of earlier rounds on a cost line by this.
-MIN_MEASURED_ROUNDS = 3.0  # The decayed number of rounds after which a cost line is used.
+# A cost line is used, to plan drafts and to notice outliers, once the decayed number of its rounds
+# is at least this.
+MIN_MEASURED_ROUNDS = 3.0
 OUTLIER_FACTOR = 4.0  # A round counts as at most this many times its expected seconds.
-# A forward of more rows than the latest one is believed to cost more by some seconds. Each round
-# these fall by this share, so that sizes that were dear in a busy moment are tried again.
+# Forwards of more rows than the latest one are believed to take some extra seconds. Each round
+# takes this share off the extra seconds, so that row counts that were slow in a busy moment are
+# tried again.
 EXTRA_COST_DECAY = 0.02
 TIMES_MEMORY = 0.95  # Each forward multiplies the weight of earlier forwards by this.
 FORWARD_OUTLIER_FACTOR = 2.0  # A forward counts as at most this many times its expected seconds.
-# The decayed number of measured forwards from which their mean is what later ones are expected to
-# take. With fewer, drafts are expected to take their believed seconds, and forwards of the target
-# are not capped.
+# Once the decayed number of measured forwards is at least this, they give the expected seconds of
+# later ones. With fewer, a draft is expected to take its believed seconds, and the seconds of a
+# forward of the target are not capped.
 MIN_FORWARDS_FOR_OUTLIERS = 3.0
 # The believed time of a forward weighs as much as this many measured forwards.
 FORWARD_PRIOR_WEIGHT = 0.5
@@ -141,8 +144,9 @@ class Acceptance(NamedTuple):
         """Returns the estimate after some verdicts.
 
         A verdict has the draft's confidence in a token, and whether the token was accepted. In the
-        rate of acceptance the verdicts count as ``judged`` tokens. That may be more than there are
-        verdicts, which makes a rejection weigh more.
+        rate of acceptance the verdicts count as ``judged`` tokens. A caller may give a larger
+        number than that of the verdicts, so that a rejection weighs more: the shape ``auto`` does
+        so where the draft was unsure of the rejected token.
         """
         hits = sum(accepted for _, accepted in verdicts)
         promised = sum(confidence for confidence, _ in verdicts)
@@ -271,9 +275,10 @@ def correct_ratios(
 
 
 class ForwardTimes(NamedTuple):
-    """The seconds of forwards that rounds have measured, compared with those of bare forwards.
+    """The seconds of forwards that the rounds of an answer have measured, and the believed ones.
 
-    The latter are the ``believed`` seconds here.
+    The ``believed`` seconds here are those that were believed when the answer began. Its rounds do
+    not correct them.
 
     Forwards of one row have a mean of their own, because drafting has to beat them. Forwards of
     more rows have a line over their rows: least squares over the seconds that they took beyond the

@@ -1,10 +1,13 @@
 """When target and draft work. Serial: one waits for the other. Parallel: both at once (PEARL).
 
 Tokens *in flight* are drafted and not verified yet. In the parallel schedule the target scores them
-while the draft adds one more token. The target's scores reach one token past those in flight, so
-the added token is verified in the same round. With no token in flight this is PEARL's
-pre-verification (HIPPO's conservative round). With a whole draft in flight it is PEARL's
-post-verification (the optimistic round). After a rejection nothing is in flight.
+while the draft goes on after them. The target's scores reach one token past those in flight, so the
+first token that the draft adds is verified in the same round. If it and all tokens in flight are
+accepted, the draft's next tokens are in flight in the next round. After a rejection nothing is in
+flight.
+
+A round with no token in flight is PEARL's pre-verification (HIPPO's conservative round). One with a
+whole draft in flight is PEARL's post-verification (the optimistic round).
 """
 
 from __future__ import annotations
@@ -34,10 +37,10 @@ NO_MEMORY_REASON = "the target has no memory to judge what is drafted"
 class Group:
     """Requests that share a drafter.
 
-    The drafter numbers them from 0, and the target's session from ``first``. ``states`` has what
-    the drafter has learnt in each request that has not ended. ``cut`` says where an answer stops.
-    ``unjudged`` are drafted nodes that the target has not judged yet. They are proposed again
-    before anything new is drafted, because a drawn token stands (see ``Tree``).
+    The drafter numbers them from 0, and the target's session from ``first_request``. ``states`` has
+    what the drafter has learnt in each request that has not ended. ``cut`` says where an answer
+    stops. ``unjudged`` are drafted nodes that the target has not judged yet. They are proposed
+    again before anything new is drafted, because a drawn token stands (see ``Tree``).
     """
 
     drafter: Drafter
@@ -53,7 +56,10 @@ class Group:
 
 
 def opening_round(target: Scoring, request: int, cut: Cut, first: int = 0) -> Round:
-    """Emits a request's first token, by the target's law after the prompt. No draft takes part."""
+    """Emits a request's first token, by the target's law after the prompt. No draft takes part.
+
+    The target's session numbers the request ``first + request``.
+    """
     tree = {request: Tree()}
     scores = {request: target.score({first + request: Tree()})[first + request]}
     verdicts, endings = judge(tree, scores, cut)
@@ -104,6 +110,7 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
         emitted |= {group.first_request + r: verdict.tokens for r, verdict in verdicts.items()}
     target.commit(emitted)
     verify_seconds = now() - start
+    # Forwards of a size that was new in this round are captured as CUDA graphs, for later rounds.
     first_of_size = capture_new_sizes()
 
     # The drafters commit what was emitted, and each request's round is yielded. In the target's

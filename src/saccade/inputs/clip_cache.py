@@ -52,8 +52,8 @@ class ClipCache:
                 vars(owner)["preprocess"] = instance_preprocess
 
     def _preprocess_new_clips(self, preprocess: Any, videos: Any, kwargs: dict[str, Any]) -> Any:
-        """Returns what ``preprocess`` makes of all these videos. It is called for new ones alone
-        where that gives the same."""
+        """Returns what ``preprocess`` makes of all these videos. Where clips can be processed one
+        by one with the same result, it is called for new ones alone."""
         metadata = kwargs.get("video_metadata")
         are_lists = isinstance(videos, list) and isinstance(metadata, list)
         has_entry_per_video = are_lists and len(videos) == len(metadata or ())

@@ -84,7 +84,8 @@ def extract_special(
     """Takes out every document and every text that spells a control token.
 
     Blanks around a text stay in the turn. The mark is chosen so that it does not occur in the turns
-    or in ``unmarked``, which is what a template made of the turns without marks.
+    or in ``unmarked``. This is the string that a template made of the turns before any text was
+    taken out, or empty if there is none yet.
     """
     matches_nothing = r"\b\B"
     control_tokens = "|".join(map(re.escape, _control_token_texts(processor)))

@@ -140,9 +140,10 @@ def load(
         fused: False for the model's own modules. True or None for Saccade's fused decoder where it
             knows the architecture; True raises where it does not.
         positions: which position ids the text after a video gets in a Qwen model: "library" for
-            those of transformers, "trained" for those that Qwen2.5-VL was trained with.
-            transformers has changed them for Qwen2-VL and Qwen2.5-VL. So "auto" takes "trained" for
-            a checkpoint of these that an older version has saved, else "library".
+            those of transformers, "trained" for those that Qwen2-VL and Qwen2.5-VL were trained
+            with. For these two families transformers 5.3 has changed its ids. So "auto" means
+            "trained" if an older version saved a checkpoint of these families. For every other
+            checkpoint it means "library".
         tp: whether to split each layer over the processes that torchrun started.
         is_draft: whether its answers are judged by another model. Packed weights are then unpacked
             on a CPU; see ``inputs/packed_checkpoints.py``.
@@ -344,6 +345,7 @@ def load_pair(
     place = check_draft_options(
         draft, options.get("device"), draft_device, draft_quantize, is_head=draft_is_head
     )
+    # Without a named draft, a rounded copy of the target drafts. It needs memory beside the target.
     own_rounding = rounding if draft is None else None
     check_processor = None
     if draft is not None and not draft_is_head:
@@ -532,6 +534,7 @@ def use_threads(threads: int | None) -> None:
         problem = "more than this machine bears" if threads > max_threads else "too few"
         raise OptionError(f"--threads {threads} is {problem}: 1 to {max_threads}")
     torch.set_num_threads(threads)
+    # Otherwise fewer threads would be used while other programs keep cores busy.
     free_cores.is_fixed = True
 
 

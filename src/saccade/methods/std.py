@@ -4,13 +4,15 @@ Zhang, Du et al., 2025. The target drafts for itself. Per layer and KV head it r
 and only those K visual keys that its text attends to most. The visual keys are chosen at prefill
 (Sec. 3), for a text of m_t tokens:
 
-    K_{l,h} = top-K_j  mean over text queries i, summed over the heads of a group, of A_{l,h}[i, j]
+    K_{l,h} = the K visual keys j with the largest  sum_g mean_i A_{l,g}[i, j]
     m_t + K = 1024,  gamma = 9
 
-By these numbers the draft would read a video of at most 1024 - m_t tokens whole. Of such a video
-K is an eighth of the tokens instead. ``keys=N`` puts N in the place of 1024, and then a video that
-fits is read whole. The baselines of Table 1 are ``streaming`` (attention sinks and a window,
-m_t + K keys in all) and ``layerskip``, without tuning.
+i are the text queries, and g the query heads that share the KV head h in layer l.
+
+By these numbers the draft would read the whole of a video that has at most 1024 - m_t tokens. For
+such a video K is an eighth of its tokens instead. ``keys=N`` puts N in the place of 1024, and then
+a video that fits is read whole. The baselines of Table 1 are ``streaming`` (attention sinks and a
+window, m_t + K keys in all) and ``layerskip``, without tuning.
 """
 
 from __future__ import annotations
@@ -116,8 +118,8 @@ class Streaming(Budgeted):
 
     name: str = "streaming"
     # If this is a number, the draft always reads so many first tokens. The window after them slides
-    # as the answer grows: new tokens replace the oldest ones. If it is None, the view chooses
-    # ``SINKS`` first tokens, the draft goes on reading all that it chose, and new tokens are added.
+    # as the answer grows: new tokens replace the oldest ones. If it is None, there are ``SINKS``
+    # first tokens, and the window does not slide: new tokens are added, and none is replaced.
     sinks: int | None = SINKS
 
     @property

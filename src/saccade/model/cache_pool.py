@@ -1,9 +1,9 @@
 """Memory for the keys and values of many requests, at addresses that do not change.
 
 A captured forward (``cuda_graphs``) reads and writes at the addresses of its capture. All caches of
-a model's requests are therefore rows of one buffer a layer, and the numbers of each request's first
-row are an input of the forward. A cache borrows rows, and returns them when it is dropped. The next
-request gets rows of the same buffer, so that captured forwards stay valid.
+a model's requests are therefore rows of one buffer a layer. The row at which each request's cache
+begins is an input of the forward. A cache borrows rows, and returns them when it is dropped. The
+next request gets rows of the same buffer, so that captured forwards stay valid.
 """
 
 from __future__ import annotations

@@ -246,8 +246,8 @@ def _client_routes(service: Service) -> APIRouter:
 
 
 def _check_content_type(request: Request) -> None:
-    # Without asking this server first, a browser lets a page of another site send forms and plain
-    # text here, but no JSON.
+    # A browser lets a page of another site send forms and plain text here without a CORS preflight,
+    # but JSON only after one. So nothing but JSON is accepted.
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise ApiError(415, "the request must be JSON: send Content-Type: application/json")

@@ -42,7 +42,7 @@ class Phase:
     trains: tuple[Part, ...]
     learning_rate: float
     batch_size: int
-    samples: int  # In the data of the recipe's authors.
+    samples: int  # In the authors' data. The phase's share of the steps depends on it.
     media: tuple[Kind, ...] = ALL_KINDS  # What the samples may show.
     vision_rate: float = 1.0  # The vision tower's learning rate over that of the other parts.
     epochs: int = 1
