@@ -167,8 +167,8 @@ def run_interleaved(
                     run = PEERS[name](pair.target, pair.draft, peer_inputs, run_settings)
                 else:
                     run_settings |= {"seed": seed, "captioner": captioner, "exact": exact}
-                    rounds = stream_answer(pair, question, recipe, **run_settings)
-                    run = _timed_run(rounds.finish()[0])
+                    stream = stream_answer(pair, question, recipe, **run_settings)
+                    run = _timed_run(stream.finish()[0])  # One question has one result.
             except SaccadeError as error:
                 is_peer = recipe is None
                 if not is_peer and (name == BASELINE or name not in may_refuse):

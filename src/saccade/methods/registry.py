@@ -119,7 +119,8 @@ DRAFTERS: dict[str, MakeDrafter] = _collect(lambda provides: provides.drafters.i
 WEIGHTINGS: dict[str, Callable[[int | None], Weighting]] = _collect(
     lambda provides: provides.weights.items()
 )
-"""The rules by which an ensemble weighs its views, by the names that ``weights=`` takes: functions
-from the number of last positions that the rule reads, None for all, to the rule."""
+"""The rules by which an ensemble weighs its views, by the names that ``weights=`` takes. Each entry
+is a function that returns the rule. It takes the number of last verified positions that the rule
+reads, or None for all of them."""
 METHOD_SETTINGS: dict[str, Axis] = _collect(lambda provides: provides.axes.items())
 SCHEDULES: dict[str, Schedule] = {each.name: each for each in (serial, parallel)}

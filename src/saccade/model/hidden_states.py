@@ -1,7 +1,7 @@
 """Stores the hidden states of some layers for every token of a request. A draft head reads them.
 
 They lie beside the keys in a request's cache, row for row, and are committed and rolled back with
-them. A forward writes them for every segment whose cache stores hidden states.
+them. A forward writes them for each of its requests whose cache stores hidden states.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class HiddenStates:
     """Rows of hidden states, one for each row of a cache.
 
     ``layers`` says which states of a token are stored. A number n stands for the input of layer n,
-    so 0 is the embedding, and the number of all layers stands for the input of the last norm.
+    so 0 is the embedding. In a model of 32 layers, 32 stands for the input of the last norm.
     ``AFTER_NORM`` stands for that norm's output. A row has these states side by side.
     """
 

@@ -67,8 +67,8 @@ def _token_kinds(
 ) -> Int[Tensor, "1 len"]:
     """Returns the kind of each token by its number: 0 is text, 1 an image, 2 a video, 3 audio.
 
-    The processor is asked if it can tell. An id alone may not: in GLM's prompts the placeholders of
-    videos are those of pictures.
+    The processor is asked if it can tell. An id alone does not always tell the kind: in GLM's
+    prompts the placeholders of videos are those of pictures.
     """
     if isinstance(processor, ProcessorMixin):
         return torch.tensor(processor.create_mm_token_type_ids(row.tolist()))

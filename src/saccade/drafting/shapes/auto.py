@@ -8,8 +8,8 @@ The cost of a token is one draft forward and one more row to verify. A runner-up
 a token that is judged beside it, costs a row alone. P comes from the draft's own confidence,
 corrected by how often the draft has been right in this answer. R is the rate that this answer
 reaches, so the rule raises its own bar until it settles at the best rate it can get. The confidence
-in a chosen token is the probability that the draft gives it. The confidence in a token that is yet
-to be drawn is the mean over its draws, the sum of q(x)^2, because a drawn token stands (see
+in a chosen token is the probability that the draft gives it. For a token that is yet to be drawn it
+is the expected value of this probability, the sum of q(x)^2, because a drawn token stands (see
 ``Tree``). Where drafting earns less than plain decoding it stops, and it is tried again after ever
 longer pauses.
 
@@ -27,9 +27,10 @@ draft measures plain decoding again.
 
 The state is computed round by round and holds only numbers, so a recorded trace can be replayed.
 When sampling, no measured time enters it, so that the drawn tokens do not depend on the speed of
-the machine. In place of its seconds, a sampled round has the believed cost of the levels that were
-judged, or of the planned round if that is more. Tokens drawn after a rejected one never enter the
-state.
+the machine. A sampled round is taken to last as long as it is believed to take: to draft and verify
+the levels that were judged, and at least as long as the round that is expected to decode fastest.
+With a copied draft it is taken to last as long as it is believed to take to verify the copy. Tokens
+drawn after a rejected one never enter the state.
 """
 
 from __future__ import annotations
@@ -131,7 +132,8 @@ class Estimates(NamedTuple):
     runner_up_calibration: FadingMean = FadingMean(
         PRIOR_CALIBRATION * PRIOR_CALIBRATION_WEIGHT, PRIOR_CALIBRATION_WEIGHT
     )
-    """Runners-up that were right over the sum of the draft's confidence in them."""
+    """Accepted runners-up over the sum of their shares of the probability that the draft does not
+    give its first choice. Only runners-up beside a rejected first choice count."""
     copy_calibration: FadingMean = FadingMean(
         PRIOR_CALIBRATION * PRIOR_CALIBRATION_WEIGHT, PRIOR_CALIBRATION_WEIGHT
     )
@@ -351,11 +353,11 @@ class Auto(CostedShape):
         return estimates._replace(pause=self._pause_after(estimates, round, seconds))
 
     def _pause_after(self, estimates: Estimates, round: Round, seconds: float) -> Pause:
-        """Returns the pause of drafting that begins if drafting does not pay after this round.
+        """Returns how long drafting pauses if it does not pay to draft in the next round.
 
-        It is short where the round was faster than plain decoding. Otherwise it is at least twice
-        as long as the last pause, and longer the more tokens the round lost. MAX_PAUSE_GROWTH and
-        MAX_RETRY_AFTER_ROUNDS limit it.
+        The pause is short where this round was faster than plain decoding. Otherwise it is at least
+        twice as long as the last pause, and longer the more tokens the round lost. MAX_PAUSE_GROWTH
+        and MAX_RETRY_AFTER_ROUNDS limit it.
         """
         # Plain decoding would have emitted this many tokens more in the same time.
         lost_tokens = seconds / self.believed_costs(estimates).plain - len(round.emitted)
@@ -458,10 +460,11 @@ class Auto(CostedShape):
     def _round_seconds(self, estimates: Estimates, round: Round) -> float:
         """Returns the seconds that the estimates take a round to have lasted.
 
-        They are the measured ones, except when sampling and in the first round of a size that CUDA
-        graphs then capture. In these two cases they are what the costs say: for a copy, the cost of
-        verifying it; for another draft, the cost of the levels that were judged, or of the planned
-        round if that is more.
+        They are the measured ones, with two exceptions: when sampling, and in the first round of a
+        size, because CUDA graphs make later rounds of that size quicker. Then they are what the
+        round is believed to take. For a copy that is the time to verify it. For another draft it is
+        the time to draft and verify the levels that were judged, and at least the time of the round
+        that is expected to decode fastest.
         """
         if not round.p.rules.sample and not round.first_of_size:
             return sum(_own_seconds(round))
@@ -469,8 +472,8 @@ class Auto(CostedShape):
         if round.tree.match_length:
             return costs.verify(1 + len(round.tree))
         levels = len(round.verdict.accepted) + (round.verdict.kind == "recovered")
-        planned = best_round(costs, estimates.acceptance.rate)[1]
-        return max(costs.drafting(levels) + costs.verify(1 + levels), planned)
+        _, fastest_round_seconds = best_round(costs, estimates.acceptance.rate)
+        return max(costs.drafting(levels) + costs.verify(1 + levels), fastest_round_seconds)
 
     def _verify_slowdown_after(self, estimates: Estimates, round: Round) -> float:
         """Returns ``verify_slowdown`` with the seconds of this round in it.
@@ -488,9 +491,9 @@ class Auto(CostedShape):
     def _times_after(self, estimates: Estimates, round: Round) -> ForwardTimes:
         """Returns ``times`` with the seconds of this round.
 
-        They are unchanged when sampling, where the seconds tell nothing of later rounds, and where
-        the forward was shared. A shared round without a draft only resets ``since_plain``, so that
-        the next round may draft again.
+        They are unchanged in three cases: when sampling, after a round whose seconds tell nothing
+        of later rounds, and after a round whose forward was shared. A shared round without a draft
+        does reset ``since_plain``, so that the next round may draft again.
         """
         times, rows = estimates.times, 1 + len(round.tree)
         if round.p.rules.sample or not round.has_typical_duration:

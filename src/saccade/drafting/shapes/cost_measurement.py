@@ -58,7 +58,9 @@ EXPECTED_BYTES_PER_SECOND = {"cpu": 1e10, "cuda": 2e12}
 # measured as it takes now, because then the machine was busy when they were measured.
 BUSY_SLOWDOWN = 1.25
 _MEASUREMENTS = MeasurementFile("costs.json")
-_ESTIMATED: set[str] = set()  # Keys of costs that this process estimates and never measures.
+# Keys of costs that this process has estimated because an answer could not wait. They are estimated
+# from then on, until a call without ``answer_tokens`` measures or loads them.
+_ESTIMATED: set[str] = set()
 _IN_USE: dict[str, dict[str, Any]] = {}  # Measurements that this process has used, by their keys.
 # A sample of a model's weights has the first SAMPLED_NUMBERS numbers of each of its last
 # SAMPLED_PARAMETERS parameters.
@@ -217,6 +219,8 @@ def _measure(
     """
     # A forward of one row, and of a few other numbers of rows, shows how slow the target is.
     first = ROW_COUNTS[:FIRST_ROW_COUNTS]  # They begin with one row.
+    # The second of these has as many rows as the forward of many requests that is timed below, and
+    # is compared with it.
     probes = [(PROBE_KEYS, 1), (PROBE_KEYS, MANY_REQUESTS)]
     probe_seconds, many_rows_seconds, *times = _time_forwards(
         target, [*probes, *((context, n) for n in first)]

@@ -33,9 +33,9 @@ Rounding = Literal["nearest", "down"]
 
 
 def budget(tokens: int, keep: float, rounding: Rounding = "nearest") -> int:
-    """Returns how many of ``tokens`` visual tokens a share ``keep`` leaves: at least 1 unless it is
-    zero.
+    """Returns how many of ``tokens`` visual tokens a share ``keep`` leaves.
 
+    A share of zero leaves none. Any other share leaves at least 1, if there are any tokens.
     "down" truncates tokens x (1 - r), r = 1 - keep, as SpecVLM's published code does. For 1,960
     tokens and keep = 0.1 the error of floats makes that 195 and not 196.
     """

@@ -32,8 +32,9 @@ from saccade.inputs.media.media_file import check_path
 
 MAX_FRAMES = 10_000  # Frames in one data: address.
 MAX_URL_CHARACTERS = 8192  # Of an address that is fetched, and of the head of a data: address.
-# How many times as long base64 may be with its line breaks, of which there is one in 76 characters,
-# and with +, / and = written as escapes of three characters, as about one in 32 is.
+# The base64 of a data: address may be this many times as long as bare base64 of the same bytes. It
+# may have a line break after every 76 characters. It may also have "+", "/" and "=", about one
+# character in 32, as escapes of three characters. Together these make it about 8 % longer.
 MAX_BASE64_OVERHEAD = 1.1
 MAX_CONNECT_ATTEMPTS = 4  # So many addresses of one name are tried.
 REDIRECT_STATUSES = (301, 302, 303, 307, 308)
@@ -73,9 +74,9 @@ class Sources:
     `root` is the folder whose files file: addresses may name. `hosts` are the hosts from which
     media may be fetched over http and https: "example.com", "*.example.com" (any name below it) or,
     for a port that is not the usual one, "example.com:8000". With `any_host` every public host is
-    allowed, at the usual port. With `private` the hosts in `hosts`, and no others, may be on this
-    machine or its network. At most `redirects` redirects are followed. `seconds` and `max_bytes`
-    bound one load, including all its redirects.
+    allowed, at the usual port. With `allows_private_hosts` the hosts in `hosts`, and no others, may
+    be on this machine or its network. At most `max_redirects` redirects are followed. `seconds` and
+    `max_bytes` bound one load, including all its redirects.
     """
 
     root: Path | None = None
@@ -191,8 +192,9 @@ class Sources:
         may_be_private = is_listed and self.allows_private_hosts
         if not may_be_private and not all(map(is_public, addresses)):
             if not is_listed and not _is_ip_address(place.host):
-                # Any name may be asked for. It must look as one that does not exist, so that
-                # nobody learns which names there are on this network.
+                # With ``any_host`` a client may name any host. The error for a private host is the
+                # same as for a name that does not exist, so that nobody learns which names there
+                # are on this network.
                 raise OSError("not on the public internet")
             raise _address_refusal(HOST_NOT_ALLOWED)
         return addresses[:MAX_CONNECT_ATTEMPTS]

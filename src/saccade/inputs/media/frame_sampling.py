@@ -104,7 +104,9 @@ def _moments(
     available = stop - first
 
     count = available
-    rate = 0.0  # 0 stands for moments that are spaced evenly; their count then decides the rate.
+    # In moments a second. 0 stands for the rate at which ``count`` moments fill the time from
+    # ``start`` to ``end``.
+    rate = 0.0
     if sampling.num_frames:
         count = min(sampling.num_frames, available)
         if count < sampling.num_frames:

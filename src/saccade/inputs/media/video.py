@@ -96,12 +96,11 @@ class Video:
         self.pts = pts[order]
         self.tick = unit  # In seconds; ``pts`` counts in ticks.
         # For each frame, the packet at which to start decoding, and the frame's own packet.
-        self.start_packets = _run_starts(pts, is_key)[order]
+        self.start_packets = _decoding_starts(pts, is_key)[order]
         self.packets = order
         if self.has_no_display_times:
-            self.start_packets[:] = (
-                0  # ``fetch`` counts decoded frames, so it decodes from the first one.
-            )
+            # ``fetch`` counts decoded frames, so it decodes from the first one.
+            self.start_packets[:] = 0
         self.times = (self.pts - float(self.pts[0])) * unit
         # The last frame is on display for a packet's duration if packets have one, else for the
         # usual time between frames, else for the time between frames at the header's rate.
@@ -120,12 +119,17 @@ class Video:
         todo = ascending[::-1]  # The next frame to yield is the last entry.
         # For each packet at which decoding starts, the packet of the last frame that is wanted. The
         # frames ascend, so each later one of the same start replaces the one before in the dict.
-        runs = dict(zip(self.start_packets[ascending], self.packets[ascending], strict=True))
-        packet_count = sum(int(last) - int(start) + 1 for start, last in runs.items())
+        last_packet_by_start = dict(
+            zip(self.start_packets[ascending], self.packets[ascending], strict=True)
+        )
+        packet_count = sum(
+            int(last) - int(start) + 1 for start, last in last_packet_by_start.items()
+        )
         work = self.size[0] * self.size[1] * packet_count / MAX_PIXELS_PER_SECOND
         self.limits.check(self.label, work=work)
-        previous: Any = None  # The last good frame in this run, unless an error came after it.
-        is_running = False
+        # The last good frame since packets were last skipped, unless an error came after it.
+        previous: Any = None
+        is_decoding = False  # Whether the packet before was decoded, and not skipped.
         decoded_count = 0
         with self._stream() as (container, stream):
             codec = stream.codec_context
@@ -135,12 +139,12 @@ class Video:
                     return
                 if packet is not None and self.start_packets[todo[-1]] > i:
                     # Decoding for the next frame starts at a later packet, so this one is skipped.
-                    if is_running:
+                    if is_decoding:
                         codec.flush_buffers()
-                    is_running = False
+                    is_decoding = False
                     previous = None
                     continue
-                is_running = True
+                is_decoding = True
                 try:
                     decoded = codec.decode(packet)
                 except FFmpegError:
@@ -231,14 +235,15 @@ def _upright(image: Image, matrix: Any) -> Image:
     if matrix is None:
         return image
     a, b, _, c, d = np.frombuffer(bytes(matrix), np.int32)[:5].astype(int).tolist()
-    # The displayed x is ``from_x`` times the image's x, and the displayed y ``from_y`` times its y.
+    # Once x and y have changed places, if they do, the displayed x is ``from_x`` times the image's
+    # x, and the displayed y is ``from_y`` times its y.
     from_x, from_y = a, d
     if abs(b) + abs(c) > abs(a) + abs(d):
         image, from_x, from_y = image.swapaxes(0, 1), c, b
     return image[:: -1 if from_y < 0 else 1, :: -1 if from_x < 0 else 1]
 
 
-def _run_starts(pts: np.ndarray, is_key: list[bool]) -> np.ndarray:
+def _decoding_starts(pts: np.ndarray, is_key: list[bool]) -> np.ndarray:
     """Returns, for each packet, the packet at which to start decoding.
 
     Packets are in decoding order. Decoding starts at the last keyframe up to the packet. But a

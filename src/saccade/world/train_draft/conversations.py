@@ -57,7 +57,8 @@ def read_conversations(data: str, folder: str | None = None) -> tuple[LlavaConve
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".jsonl":
-            # A string of JSON may hold other characters that Unicode counts as ends of lines.
+            # ``splitlines`` would also split at other characters, such as U+2028, which may occur
+            # inside a string of JSON.
             rows = [json.loads(line) for line in text.split("\n") if line.strip()]
         else:
             rows = json.loads(text)
@@ -229,10 +230,10 @@ def _answer_spans(
 
     The answers are found first in the template's ids, where each medium is one placeholder, and
     then in ``ids``, where a medium has many. Placeholders left out, both end in the same text
-    tokens. With P for a placeholder, and an answer "yes":
+    tokens. With Q for a token that opens a question, P for a placeholder, and an answer "yes":
 
-        template   Q1 P is it red ? yes Q2 why ?       yes is the fourth text token from the end
-        ids        Q1 P P P P is it red ? yes Q2 why ? so it is the fourth here too
+        template   Q P is it red ? yes Q why ?       yes is the fourth text token from the end
+        ids        Q P P P P is it red ? yes Q why ? so it is the fourth here too
     """
     name, processor = loaded.name, loaded.processor
     template_ids = questions.template_ids(name, processor, turns)
@@ -248,8 +249,9 @@ def _answer_spans(
     for turn in range(1, len(turns)):
         if turns[turn]["role"] != "assistant":
             continue
-        # The template of the turns before the answer agrees with that of all turns up to where the
-        # answer begins, and the template of the turns with the answer up to where it ends.
+        # The ids of all turns are the same as those of the turns before the answer, up to where the
+        # answer begins. They are the same as those of the turns that end in the answer, up to where
+        # it ends.
         ids_before_answer = questions.template_ids(name, processor, turns[:turn])
         ids_with_answer = questions.template_ids(
             name, processor, turns[: turn + 1], continues_last_turn=True
