@@ -80,7 +80,9 @@ class Answer:
     drafted: tuple[int, ...] = ()  # Per round, the depth of the draft.
     nodes: tuple[int, ...] = ()  # Per round, all tokens of the draft.
     own: int = 0  # How many rounds ended in a token of the target's own.
-    peak: int | None = None  # The most bytes in use beyond those before; None where not measured.
+    # The most bytes in use during the answer, minus those in use before it; None where not
+    # measured.
+    peak: int | None = None
     fallback: str | None = None
     error: str | None = None
     answers: tuple[str, ...] = ()  # The right answers.

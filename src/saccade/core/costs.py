@@ -33,8 +33,10 @@ class Costs:
     draft_levels: int = 1  # How many levels of its tree one forward of the draft scores.
     row_multiple: int = 1  # The rows of every forward are padded to a multiple of this.
     extra_request_seconds: tuple[float, float] = (0.0, 0.0)
-    """The seconds that one more request adds to a forward of the target, without those of its rows,
-    and to a forward of the draft, with those of its one row."""
+    """The seconds that one more request adds to a forward: first of the target, then of the draft.
+
+    The first number does not include the time of the request's rows, which ``verify`` counts. The
+    second includes the time of its one row."""
     acceptance: float | None = None
     """The acceptance rate of earlier answers. It is None in costs that were only measured or
     estimated, before the rounds of any answer corrected them."""

@@ -59,8 +59,8 @@ class Media:
     """What a language model reads of each row besides its embedding, by the name of its argument
     (``families.ROW_ARGUMENTS``)."""
     has_trained_positions: bool = False
-    """Whether text after a video has the positions of the model's training, where those differ from
-    the positions that ``generate`` gives it."""
+    """Whether this prompt's positions differ from those that ``generate`` would use, because text
+    after a video has the positions that it had in the model's training."""
     first_document: int | None = None
     """The number in ``Prompt.grid`` of the first medium that is a document. Documents come after
     all videos and images there."""
@@ -297,8 +297,10 @@ def with_documents(prompt: Prompt, is_document: Bool[Tensor, " len"]) -> Prompt:
 def _fields_on(
     owner: Prompt | Prefill | Media | Reading | Paged, device: torch.device
 ) -> dict[str, Any]:
-    """Returns, on a device, those fields that are tensors, or tuples, mappings or records of
-    them."""
+    """Returns the fields that hold tensors, by name, with the tensors moved to a device.
+
+    A field may be a tensor, a tuple or mapping of tensors, or a ``Media``, ``Reading`` or
+    ``Paged``."""
     moved: dict[str, Any] = {}
     for name, value in vars(owner).items():
         if isinstance(value, Tensor):

@@ -148,7 +148,8 @@ class Fallback(Drafter, Learner, ParallelWork):
             return DraftReport()
         if self.reason is None:
             return report
-        # After a failure the scores and notes need not be of the trees that are verified.
+        # After a failure the drafter's scores and notes may belong to other trees than those that
+        # were returned for verification.
         return replace(report, scores={}, notes={})
 
     def end(self, request: int) -> None:

@@ -56,7 +56,7 @@ class Setting(Axis):
     parse: Callable[[str, str], Any]  # (axis, text) -> value; raises MethodError
     choices: str | tuple[str, ...]  # the possible values, as ``saccade methods`` shows them
     unmet_message: str = ""  # completes the message "AXIS ..." where no part has the field
-    default: object = None  # A recipe's description leaves the axis out where it has this value.
+    default: object = None  # A description of a recipe omits the axis if the field has this value.
     to_text: Callable[[Any], str] = str  # value -> its text in an override
 
     def __post_init__(self) -> None:
@@ -116,7 +116,8 @@ class Setting(Axis):
 
 @dataclass(frozen=True)
 class ViewSetting(Setting):
-    """A setting of a field that views of several classes have, each if its ``settings`` name it."""
+    """A setting of a field that views of several classes have. It applies only to views whose
+    ``settings`` contain the field's name."""
 
     def applies(self, owner: View) -> bool:
         return self.field in owner.settings

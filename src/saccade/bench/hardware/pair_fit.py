@@ -91,8 +91,9 @@ class Diagnosis:
     needed: int  # The bytes of what lies on the target's device.
     free_bytes: int  # Of the target's device.
     tokens: int  # Of the prompt and the answer together.
-    # A draft's step over a target's, in bytes read. It is 1 for a target alone, and no ratio of
-    # times where the two are on devices of two kinds.
+    # The cost of the draft's step divided by that of the target's (``Part.cost``, in bytes). For a
+    # target alone it is 1. Where the two are on devices of two kinds, it does not say how long the
+    # draft's step takes compared with the target's.
     ratio: float
     # Empty without a draft, with problems, and where the two are on devices of two kinds.
     outlook: tuple[Outlook, ...]

@@ -84,6 +84,8 @@ class WorkerDrafter(Drafter, ParallelWork):
     """
 
     name = "model"
+    # The schedule has to run the draft beside the target, and the shape has to be a chain that can
+    # be grown one token at a time.
     needs = frozenset({Capability.BESIDE_TARGET, Capability.NEXT_TOKEN})
     offers = frozenset({Capability.READS_VIEW, Capability.OWN_PROCESS})
 
@@ -103,9 +105,10 @@ class WorkerDrafter(Drafter, ParallelWork):
         self._inputs: Inputs = {}
         self._captioning: Captioning | None = None
         self._drafts = {i: DraftState() for i in range(len(setup.rules))}
-        # By request, the tokens that were emitted since commits were sent last, and how many
-        # drafted tokens after them are verified next. In place of that number, None tells the draft
-        # to start anew, because a token was rejected.
+        # For each request, what the next "commit" message will tell the draft: the tokens that were
+        # emitted since the last such message, and how many drafted tokens after them are verified
+        # next. None instead of a number means that the draft has to start anew, because it does not
+        # begin with the emitted tokens.
         self._unsent_commits: dict[int, tuple[list[int], int | None]] = {}
         self._ready_sent_at = time.monotonic()
         # By request, how many visual tokens the draft reads. None until it has read its prompts.
@@ -268,8 +271,9 @@ class WorkerDrafter(Drafter, ParallelWork):
             if draft_still_holds:
                 draft.chain = chain_without_first(draft.chain, count)
                 draft.paused = draft.paused and len(draft.chain) > 0  # The child does the same.
-                # All tokens that the chain may have after the committed ones are verified next. If
-                # a chain may have 4 tokens and its first one was committed, that is the other 3.
+                # The next proposal asks for as many tokens as the chain may have after the
+                # committed ones, whether they are drafted yet or not. If a chain may have 4 tokens
+                # and its first one was committed, it asks for 3.
                 next_count = 0 if is_before_proposals else max(0, draft.limit - count)
             else:
                 draft.chain = Tree()

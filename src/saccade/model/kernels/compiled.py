@@ -1,9 +1,9 @@
 """Attention and matrix products on a CPU in C (``kernels.c``), compiled once for this processor.
 
 Attention is in fp32. Products of rows with a weight are in fp32, in bf16, and with weights of few
-bits. A weight may be gated: the first half of its outputs are gates of the second half, as those of
-an MLP's gate and up projection that are stored as one weight. Its product is then silu(first half)
-times the second half. :func:`attend` can also add up attention mass, which tells a view how much
+bits. A weight may be gated, such as an MLP's gate and up projections stored as one weight: the
+first half of its outputs are gates of the second half. Its product is then silu(first half) times
+the second half. :func:`attend` can also add up attention mass, which tells a view how much
 attention a prompt's tokens get.
 
 Torch's own kernels come from libraries that are made for large matrices, and on some processors
@@ -47,8 +47,8 @@ FLAGS = (
 ATTENTION_ARGUMENTS = struct.Struct("8P18nd")  # The layout of `attention_call` in kernels.c.
 PRODUCT_ARGUMENTS = struct.Struct("4P6n")  # The layout of `product` in kernels.c.
 CODED_ARGUMENTS = struct.Struct("4P8n")  # The layout of `coded_product` in kernels.c.
-# A thread computes so many outputs of a weight in bf16 or of few bits at a time: two tiles. A panel
-# of weights of few bits has as many.
+# A task of a thread computes this many outputs, which are two tiles. This holds for weights in bf16
+# and for weights of few bits. A panel of a weight of few bits also has this many outputs.
 OUTPUTS_PER_UNIT = 32
 CODE_BLOCK = 32  # Inputs of a rounded weight that share a scale.
 TILE_ROWS = 16  # Outputs of a tile of weights.
@@ -69,7 +69,8 @@ class MassOutput(NamedTuple):
     alive during the call. ``columns`` has the places of the ``chosen`` keys. For each of them
     ``mass`` has two numbers, added up over the rows and the heads of a group: the key's share of
     the attention to all keys, and its share of the attention to the chosen keys. ``visible_keys``
-    is 0, or has the number of keys that each row sees instead of every key up to itself.
+    has a number n for each row, which then sees the first n keys. If that address is 0, a row sees
+    every key up to itself, or all keys where there is a bias.
     """
 
     columns: int = 0
