@@ -81,8 +81,8 @@ def doctor(
     with status("reading the configs", quiet=as_json):
         target_model = (target, _read_config(target, trust_remote_code))
         # The draft may be a head, which drafts from the target's hidden states and is no whole
-        # model. ``head_kind``, and ``head_size`` with its counts of weights and of what it caches,
-        # are None for other drafts.
+        # model. Then ``head_kind`` says which kind it is, and ``head_size`` how many weights it has
+        # and how much it caches. Both are None for other drafts.
         draft_model = head_size = head_kind = None
         if draft is not None and draft not in CONFIGS:
             settings = head_checkpoints.read_settings(draft)

@@ -275,7 +275,8 @@ def read_picture(source: Any) -> np.ndarray:
 
 
 def read_clip(part: Mapping[str, Any], sampling: FrameSampling) -> Clip:
-    """Returns the video that a part of a message has, or only its time from a start to an end.
+    """Reads the video of a part of a message. If the part names a start or an end, in seconds, what
+    lies before the start or after the end is left out.
 
     A video is a file, or else a list or an array of pictures. Pictures are taken as a video of
     ``DEFAULT_FPS`` frames a second, for which a start or an end raises OptionError.

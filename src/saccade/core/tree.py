@@ -127,17 +127,18 @@ def ancestors(parents: tuple[int, ...]) -> Bool[Tensor, "node node"]:
 
 def tree_mask(tree: Tree, cached_count: int, pending_count: int) -> Bool[Tensor, "new last"]:
     """Returns which of the newest keys each row of a forward may attend to. Older keys are not in
-    the mask, because all of its rows come after them.
+    the mask, because every row comes after all of them.
 
-    The columns are the ``pending_count`` last committed tokens, which had no keys before this
-    forward, and then the nodes of the tree. The rows are the tokens that this forward scores: the
-    same ones, without the first ``cached_count`` nodes, which an earlier forward has scored. One of
-    the two counts is always 0: while committed tokens are pending, no node has been scored.
+    The columns are the keys of the ``pending_count`` last committed tokens, which had no keys
+    before this forward, and then those of the tree's nodes. The rows are the tokens that this
+    forward computes: the pending ones, and the nodes after the first ``cached_count``, which have
+    been computed by earlier forwards. One of the two counts is always 0, because no node has been
+    computed while committed tokens are pending.
     """
     # The pending tokens are a chain, and the tree's first nodes follow the last of them. After two
     # pending tokens, a tree with the parents (-1, -1, 0) becomes (-1, 0, 1, 1, 2).
-    line = range(ROOT, ROOT + pending_count)
-    parents = (*line, *(parent + pending_count for parent in tree.parents))
+    pending_parents = range(ROOT, ROOT + pending_count)
+    parents = (*pending_parents, *(parent + pending_count for parent in tree.parents))
     return ancestors(parents)[cached_count:]
 
 

@@ -23,7 +23,10 @@ from saccade.inputs.media.media_file import is_not_hidden
 
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".gif", ".webp")
 ANSWER_SETTINGS = ("dtype", "quantize", "positions")  # Loading options that change answers.
-UNEXPECTED_PREFIX = "unexpected "  # Begins errors that may not be the video's fault.
+# ``Row.error`` begins with this where the video may not be the cause: after an exception that is no
+# ``SaccadeError``, and after the death of workers. A run stops when several
+# consecutive rows have such an error.
+UNEXPECTED_PREFIX = "unexpected "
 
 
 @dataclass(frozen=True)

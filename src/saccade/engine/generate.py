@@ -174,8 +174,9 @@ class Stream(Iterator[Round]):
         # (``has_read_prompts``) and no forward failed half way.
         can_continue = False
         try:
-            # Reading yields None after each piece of a prompt, where the stream can be closed, and
-            # a request's opening round, which has its first token, when its prompt has been read.
+            # ``read`` yields None after each piece of a prompt, so that the stream can be closed
+            # there. When a request's prompt has been read, it yields that request's opening round,
+            # which has the first token.
             for opening in each_within(scope, batch.read(phase, keep)):
                 if opening is not None:
                     yield emit(opening)
@@ -207,9 +208,9 @@ class CallArguments(RequestArguments, total=False):
     draft: nn.Module | Backbone | None
     """The draft model, for methods that use one."""
     draft_quantize: str | None
-    """Rounds the draft's weights: to "int8" or "int4" on a CPU, to "fp8" on a GPU that multiplies
-    it. Without a draft the target drafts for itself with a rounded copy of its weights. The answer
-    stays the target's."""
+    """Rounds the draft's weights: to "int8" or "int4" on a CPU, to "fp8" on a GPU that can multiply
+    FP8 numbers. Without a draft the target drafts for itself with a rounded copy of its weights.
+    The answer stays the target's."""
     method: str | Recipe
     """A method's name with overrides, or a recipe; see ``saccade methods``."""
     exact: bool

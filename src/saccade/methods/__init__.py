@@ -1,8 +1,9 @@
 """The named methods, one file per paper, and the choices on each axis.
 
-``registry`` collects what each file provides, ``names`` parses ``NAME/axis=value/...``, and
-``listing`` is both as data. The names below are imported when they are first used, so that a list
-of methods does not wait for torch.
+``registry`` collects what each file provides, and ``names`` parses ``NAME/axis=value/...``.
+``listing`` reads the methods' names and the values of each axis from a file, so that a name can be
+checked without importing torch. For the same reason the names below are imported only when they are
+first used.
 """
 
 from importlib import import_module

@@ -11,15 +11,16 @@ Tong et al., 2026. A confident draft gets a deep, narrow tree, an uncertain one 
 That is what Sec. 3.2 states "formally" (``rule=formal``). In its prose the top W_l are always
 children, and theta decides which of them are expanded (``rule=prose``).
 
-Algorithm 1 plans the whole next tree from one law, P_out, that of the draft at the last round's
-root: the shape ``sage-ahead``, and the method ``sage-paper``. Its first tree is SpecVLM's
-(App. A.1). One law is a poor guess of the laws at deeper levels, so the method ``sage`` takes only
-D and W from the last round, and grows the tree level by level from the laws that it then scores.
-``sage-live`` takes D and W from the law that was just scored at the root, with no more forwards.
-Comparing it with ``sage`` shows what taking them from the last round costs. Where a tree would have
-too many nodes, a planned tree keeps the likeliest paths. A tree that grows level by level keeps its
-upper levels whole, and the likeliest nodes of the level that reaches the limit. The mean accepted
-length moves the D_max in use (Sec. 3.3).
+Algorithm 1 plans the whole next tree from one law, P_out, which is the draft's law at the root of
+the last round. The shape ``sage-ahead`` does this, and the method ``sage-paper`` uses it. Its first
+tree is SpecVLM's (App. A.1). One law is a poor guess of the laws at deeper levels, so the method
+``sage`` takes only D and W from the last round, and grows the tree level by level from the laws
+that the draft then scores. The shape ``sage-live`` takes D and W from the law that the draft has
+just scored at the root, and needs no more forwards than ``sage``. Comparing the two shows what
+taking D and W from the last round costs. Where a tree would have too many nodes, a planned tree
+keeps the likeliest paths. A tree that grows level by level keeps its upper levels whole, and the
+likeliest nodes of the level that reaches the limit. The mean accepted length moves the D_max in use
+(Sec. 3.3).
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Paths, grow_static
 from saccade.methods.specvlm import TREE, VIEW
 
-# The draft sees this share of an image's tokens, and of a video's a tenth, as in SpecVLM (Sec. 5).
+# The draft sees this share of an image's tokens. Of a video's it sees a tenth, as SpecVLM's draft
+# does. Both shares are in Sec. 5.
 IMAGE_KEEP = 0.2
 
 Probabilities = Sequence[float]  # probabilities, likeliest first

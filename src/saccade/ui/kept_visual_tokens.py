@@ -90,7 +90,8 @@ def _draft_prompt(setup: Setup, prefill: Prefill, inputs: Inputs) -> Prompt:
 def _measure_view(view: View, prefill: Prefill, prompt: Prompt) -> KeptTokens:
     """Applies one view and returns what it kept."""
     if Capability.BESIDE_TARGET in view.needs:
-        # A draft beside the target starts from an early choice, before the target's prefill ends.
+        # A draft beside the target reads an early choice of tokens before the target's prefill has
+        # ended. After the prefill the view chooses, among these, the tokens that the draft keeps.
         early_view = cast(EarlyView, view)
         early_choice = early_view.choose_early(prompt)
         pruned = prompt.select(early_view.choose(prefill, prompt, early_choice))

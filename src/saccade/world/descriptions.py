@@ -47,7 +47,7 @@ class Voice:
     still: str  # What an object does that does not move: "stays still".
     nothing: str  # The sentence that there is no event.
     opening: str  # "The {video} shows {things} on a {texture} background."
-    later: str  # How many objects are there at the start, where others appear later.
+    later: str  # How many objects are there at the start. It is used if others appear later.
     starts: str  # About an object that is there from the start.
     comes: str  # About an object that appears later.
     stands: str  # About an object in a picture.
@@ -232,7 +232,10 @@ def describe(scene: Scene) -> str:
 
 
 def summary(scene: Scene) -> str:
-    """Returns one short sentence about a video, in the words of a small captioner."""
+    """Returns one short sentence about a video: its objects and its background.
+
+    Apart from the texture's name, it has the same words in every voice.
+    """
     names = [f"a {o.color} {o.shape}" for o in scene.objects]
     return f"{capitalize(join_words(names))} on a {scene.texture} background."
 

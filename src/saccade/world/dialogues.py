@@ -78,7 +78,10 @@ def _pick(rng: np.random.Generator, options: Sequence[T]) -> T:
 
 
 def _object_words(scene: Scene, index: int, color: str = "") -> Words:
-    """Returns the words of one object; ``name`` ('red circle') has its first colour."""
+    """Returns the words of one object.
+
+    ``name`` ('red circle') has the object's colour at the start, whatever ``color`` is.
+    """
     thing = scene.objects[index]
     return {
         "name": object_name(scene, index, size=False),
@@ -249,10 +252,10 @@ def conversation(scene: Scene, task: str, seed: int) -> tuple[Exchange, ...]:
     """Returns the turns of one of TASKS about a scene; `seed` draws the prompts and questions.
 
     The tasks "describe" and "events" have one turn about the clip. "image" has one turn about the
-    picture of the scene (`drawing.image_frame`), and "diff" has one about this picture and a second
-    one, that of the changed scene `scenes.edit(scene, seed)`. "qa" has 3 to 6 short questions about
-    the clip. "chat" has a description of the clip, then 1 to 3 turns about the clip or about that
-    description.
+    picture of the scene (`drawing.image_frame`). "diff" has one turn about two pictures: that of
+    the scene, and that of the changed scene `scenes.edit(scene, seed)`. "qa" has 3 to 6 short
+    questions about the clip. "chat" has a description of the clip, then 1 to 3 turns about the clip
+    or about that description.
     """
     if task not in TASKS:
         raise ValueError(f"no such task: {task!r}")

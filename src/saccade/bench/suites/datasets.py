@@ -70,8 +70,8 @@ class Dataset:
     setting: Setting  # How the chosen paper ran the benchmark.
     benchmark: Benchmark
     tables: tuple[tuple[str, Rows], ...]  # Each with the part that its rows belong to.
-    # The selected part, if a column names the part of each row. Otherwise `tables` has only the
-    # selected parts, and this is "".
+    # The selected part, or "" for all. It is set only if a column names the part of each row.
+    # Otherwise each part has files of its own, and `tables` has only those of the selected parts.
     part: str = ""
     pictures: Rows | None = None  # The table of pictures, if they are kept apart (`Join`).
     index: MediaIndex | None = None  # The media that lie beside the rows.
@@ -80,7 +80,8 @@ class Dataset:
     def items(self) -> Iterator[Item]:
         """Yields every usable item. Raises `OptionError` where the rows are damaged.
 
-        If the last turn asks the next item's question, each item has that item as `next_item`.
+        In some settings the last turn of an item asks the question of the item after it. Then each
+        item has the one after it as `next_item`, and the last item has the first.
         """
         items = (entry for entry in self.entries() if isinstance(entry, Item))
         return with_next_items(items) if self.setting.asks_next_item else items
@@ -105,7 +106,8 @@ class Dataset:
     def _row_numbers(self) -> list[tuple[int, int]]:
         """Every row that belongs to the benchmark or its selected part, in the order of the files,
         as (index in ``tables``, number of the row there)."""
-        # If a column and a value are given, only rows with this value there belong to it.
+        # The rows that belong to it have ``value`` in ``column``. If one of the two is not given,
+        # all rows belong to it.
         column, value = self.benchmark.row_filter or (self.benchmark.part_column, self.part)
         row_numbers = []
         for table, (_, rows) in enumerate(self.tables):
@@ -130,13 +132,13 @@ class Dataset:
     def _read(self, drawn: Sequence[tuple[int, int]]) -> Iterator[Item | Unusable]:
         """Reads rows, given as (table, row number) in ascending order."""
         for table, (part, rows) in enumerate(self.tables):
-            numbers = [number for own_table, number in drawn if own_table == table]
+            numbers = [number for drawn_table, number in drawn if drawn_table == table]
             selected_rows = rows.rows_at(numbers)
             for number in numbers:
                 with self._explain_damage():
                     row = next(selected_rows)
-                source = wording.first_value(row, self.benchmark.columns.get("id", ()))
-                name = "/".join(str(word) for word in (part, source) if word not in ("", None))
+                own_id = wording.first_value(row, self.benchmark.columns.get("id", ()))
+                name = "/".join(str(word) for word in (part, own_id) if word not in ("", None))
                 name = f"{name}#{number}"
                 try:
                     yield self._item(name, part, row)
@@ -304,8 +306,9 @@ def _read_video(
     """Reads frames from `start` to `end` seconds; a folder has `frame_rate` frames a second."""
     path = place.local()
     is_folder = path.is_dir()
-    # ``media.read`` takes a folder for a video of one frame a second. So at 3 frames a second, the
-    # second 2 of the video is the second 6 of what is read, and times are divided by 3 afterwards.
+    # ``media.read`` takes a folder for a video of one frame a second. If its frames are 3 a second,
+    # what happens 2 s into the video is read as happening at 6 s. So start and end are multiplied
+    # by 3, and the times of the result are divided by 3.
     time_scale = frame_rate if is_folder else 1.0
     first, last = (
         float(t) * time_scale if isinstance(t, int | float) and not isinstance(t, bool) else None

@@ -36,11 +36,11 @@ def open_dataset(
     """Returns the benchmark of this name, ready to be read.
 
     `name` is one of `BENCHMARKS`, or "mvbench/action_count" for a part. `root` is its folder, a
-    folder that contains it, or a snapshot of the hub. Without it the local hub cache is searched,
-    and annotations without pictures may be fetched. `paper` is the paper whose setting is used
-    (split, samples, frames, prompt), a key of the benchmark's `papers`; by default the first.
-    Raises `OptionError`, with the command that helps, where files are missing, incomplete or
-    changed.
+    folder that contains it, or a snapshot of the hub. Without it the local hub cache is searched.
+    If nothing is found there, the tables of some benchmarks may be fetched: small ones, without
+    pictures. `paper` is the paper whose setting is used (split, samples, frames, prompt), a key of
+    the benchmark's `papers`; by default the first. Raises `OptionError`, with the command that
+    helps, where files are missing, incomplete or changed.
     """
     key, part = _parse(name)
     benchmark = BENCHMARKS[key]
@@ -50,8 +50,8 @@ def open_dataset(
         )
     setting = benchmark.papers[paper or next(iter(benchmark.papers))]
     sources = [source for source in benchmark.sources if setting.split in source.files]
-    # Each part has files of its own, unless a column of the rows names the part. Then, and where
-    # there are no parts, one search without a part's name finds all files.
+    # If a benchmark has parts and no column names the part of each row, each part has files of its
+    # own. In all other cases one search without a part's name finds all files.
     parts: tuple[str, ...] = ("",)
     if benchmark.parts and not benchmark.part_column:
         parts = (part,) if part else benchmark.parts
@@ -192,7 +192,7 @@ class _Search:
         """Returns the rows of files.
 
         ``required`` has, for each column that must be there, the names that it may have. Raises
-        OptionError if the files have none of these names, or if they are incomplete or damaged.
+        OptionError if the files lack one of these columns, or if they are incomplete or damaged.
         """
         remedy = self.remedy(source)
         if missing := missing_shards(files):
@@ -277,9 +277,9 @@ def _snapshots(base: Path) -> list[Path]:
     if not (folder := base / "snapshots").is_dir():
         return []
     main = base / "refs" / "main"
-    named = main.read_text().strip() if main.is_file() else ""
+    main_commit = main.read_text().strip() if main.is_file() else ""
     snapshots = [path for path in folder.iterdir() if path.is_dir()]
-    return sorted(snapshots, key=lambda path: (path.name != named, path.name))
+    return sorted(snapshots, key=lambda path: (path.name != main_commit, path.name))
 
 
 def _matching_files(folder: Path, patterns: Sequence[str], part: str) -> list[Path]:

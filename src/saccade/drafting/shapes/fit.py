@@ -1,4 +1,4 @@
-"""Shape ``fit``: the chain length or tree that emits most tokens a second at what forwards cost.
+"""Shape ``fit``: the chain length or tree that emits most tokens a second, by forwards' costs.
 
 Expected tokens per second of a shape = E[tokens emitted] / (draft levels x c + T(n)), with T(n) the
 target's time for n rows, c the draft's for one level, and E from the acceptance rate (Leviathan et
@@ -49,8 +49,9 @@ class FitState(NamedTuple):
     measured costs."""
 
     accepted: FadingMean
-    # ``ratios[n]`` is for the target's forwards of n rows: the seconds that one is now believed to
-    # take, over its measured cost. Empty while all are 1. ``ratios[0]`` stands for no forward.
+    # ``ratios[n]`` is about the target's forwards of n rows. It is the seconds that one of them is
+    # now believed to take, divided by its measured cost. The tuple is empty while all ratios are 1.
+    # No forward has 0 rows, so ``ratios[0]`` is never used.
     ratios: tuple[float, ...] = ()
     requests: int = 1  # how many requests shared the forwards of the last round
 
@@ -85,10 +86,11 @@ class Fit(CostedShape):
         return frozenset({Capability.NEXT_TOKEN})
 
     def for_parallel(self) -> Chain:
-        """Returns the longest chain that the draft writes within one forward of the target.
+        """Returns the longest chain that the draft writes while the target runs one forward.
 
-        A chain of n tokens may take the draft as long as a forward of n rows takes the target. n is
-        HIPPO's and PEARL's gamma, T_target / T_draft, and at least 1.
+        Its length is the largest n, up to ``MAX_CHAIN_LENGTH``, for which n steps of the draft take
+        no longer than a forward of the target over n rows, and at least 1. This is HIPPO's and
+        PEARL's gamma, T_target / T_draft.
         """
         costs = self.forward_costs
         lengths = range(1, MAX_CHAIN_LENGTH + 1)
@@ -105,8 +107,9 @@ class Fit(CostedShape):
         learnt: FitState = state
         costs = self.forward_costs.per_request(learnt.requests)
         ratios = learnt.ratios or self._unit_ratios
-        # Rounds correct the costs of the target's forwards alone. The draft's cost is multiplied by
-        # the smallest of the target's ratios, because both models share a machine.
+        # Rounds correct the costs of the target's forwards alone. All of these are believed to take
+        # at least the smallest ratio times as long as was measured. The draft's cost is multiplied
+        # by it as well, because both models share a machine.
         rate, draft_ratio = learnt.accepted.mean, min(ratios[1:])
         options = [
             _Option(n, expected_chain(rate, n), n, n + 1) for n in range(1, MAX_CHAIN_LENGTH + 1)

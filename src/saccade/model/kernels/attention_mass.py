@@ -91,9 +91,10 @@ def _mass_of_few_rows(
 
 
 class RowQueries:
-    """The scaled queries of the last rows that one request has in a forward, by layer.
+    """The scaled queries of one request's rows in a forward, or of its last rows alone, by layer.
 
-    As long as the keys are in the cache, the rows' attention can be computed from these queries.
+    As long as the keys are in the cache, the rows' attention can be computed from these queries. A
+    batch-invariant session splits the forward into several, and each of these adds a part.
     """
 
     def __init__(self, last: int | None = None) -> None:
@@ -105,12 +106,13 @@ class RowQueries:
         self._layers.setdefault(layer, []).append(q[:, -self.last :] * scale)
 
     def of_rows(self, rows: Int[Tensor, " rows"]) -> dict[int, Float[Tensor, "head rows head_dim"]]:
-        """Returns each layer's queries of these rows. All rows must come from one forward."""
+        """Returns each layer's queries of these rows. They must have been added in one part."""
         chosen = as_slice(rows)
         return {layer: part[:, chosen] for layer, (part,) in self._layers.items()}
 
     def of_row(self, layer: int, row: int) -> Float[Tensor, "head head_dim"]:
-        """Returns one row's queries. Rows are counted from the first one that was added."""
+        """Returns one row's queries. Rows are counted through all parts, in the order in which they
+        were added."""
         for part in self._layers[layer]:
             if row < part.shape[1]:
                 return part[:, row]
@@ -149,12 +151,12 @@ class MassRecorder:
     def recording_kernel(
         self, kernel: Callable[..., Queries], layer: int, q: Queries, scale: float
     ) -> Callable[..., Queries] | None:
-        """Returns a kernel to use instead of ``kernel``: it attends likewise, and also adds up the
-        mass.
+        """Returns a kernel that attends as ``kernel`` does and also adds up the mass, to be used in
+        its place.
 
-        Where there is none, this stores the queries for :meth:`finish` and returns None. ``kernel``
-        must be causal. The rows of ``q`` end with the chunk's last one and include all recorded
-        ones.
+        If there is no such kernel, this method stores the queries for :meth:`finish` and returns
+        None. ``kernel`` must be causal. The rows of ``q`` end with the chunk's last one and include
+        all recorded ones.
         """
         if kernel is compiled.attend and self._recording_kernels:
             return self._recording_kernels[layer]
@@ -204,9 +206,9 @@ class RecentRows(deque[CommittedRow]):
         """Returns the :func:`attention_mass` of these rows, divided by the number of rows and of
         query heads in a group.
 
-        This takes the place of what the prefill recorded: index 0 of the third dimension that of
-        ``Prefill.mass`` (a softmax over all keys), and index 1 that of ``Prefill.relevance`` (over
-        the columns alone).
+        The result replaces what the prefill recorded. In its third dimension, index 0 replaces
+        ``Prefill.mass`` (a softmax over all keys), and index 1 replaces ``Prefill.relevance`` (a
+        softmax over the columns alone).
         """
         visible_keys = torch.tensor([each.visible_keys for each in self])
         queries = [

@@ -28,7 +28,9 @@ class ItemKind:
     item_type: str  # the item's "type"
     id_prefix: str  # The item's id is this, "_" and random digits.
     part_type: str  # the "type" of its only part, which has the text
-    event_name: str  # This and ".delta" names events that add text; this and ".done" the last one.
+    # With ".delta" after it, this is the type of the events that add text. With ".done", it is that
+    # of the event that repeats the whole text.
+    event_name: str
     has_logprobs: bool = False  # whether its events and its part have log-probabilities
 
 
