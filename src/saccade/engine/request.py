@@ -73,10 +73,10 @@ PENALTIES = ("presence_penalty", "frequency_penalty")
 # Names of arguments that are not settings of ``GenerationConfig``.
 NON_GENERATION_ARGUMENTS = RequestArguments.__annotations__.keys() - Settings.__annotations__.keys()
 # Arguments that are not inputs of the model. The signature of ``saccade.generate`` names each of
-# them, because transformers passes a ``custom_generate`` function only those that it names. All
-# others it refuses, or takes as settings of its own. If it took ``stop_strings``, it would make a
-# stopping criterion of them, and that would fail: the criterion needs the tokenizer, but
-# transformers drops ``tokenizer=`` where the function is a custom one.
+# them, because transformers passes to a ``custom_generate`` function only those that the function
+# names. Transformers refuses all others, or takes them as settings of its own. If it took
+# ``stop_strings``, it would make a stopping criterion of them, and that would fail: the criterion
+# needs the tokenizer, but transformers drops ``tokenizer=`` where the function is a custom one.
 CALL_ARGUMENTS = {*NON_GENERATION_ARGUMENTS, "stop_strings"}
 
 

@@ -1,6 +1,7 @@
 """The scopes in which requests are planned and rounds are computed.
 
-Tensors are made where Saccade expects them, and fewer threads work while the machine is busy.
+In both, tensors that name no device are made on the CPU, whatever default the caller has set. While
+other programs keep cores busy, PyTorch uses fewer threads.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ def step_scope(target: Backbone, recipe: Recipe, exact: bool) -> Iterator[None]:
     """A scope in which a step of an answer is computed, with fewer threads where other programs
     keep this machine's cores busy.
 
-    An exact answer depends on the number of threads, and a draft in a process of its own shares
-    them with the target already, so both keep the number that they began with.
+    The number of threads is limited only where the target is on a CPU, and even there it is left
+    alone in two cases. With ``exact=True`` the answer may depend on it. And a draft in a process of
+    its own divides the threads with the target by itself.
     """
     with cpu_by_default():
         if target.device.type != "cpu" or exact or recipe.drafts_beside_target:
@@ -34,8 +36,9 @@ def step_scope(target: Backbone, recipe: Recipe, exact: bool) -> Iterator[None]:
 def planning_scope(target: Backbone, recipe: Recipe, exact: bool, samples: bool) -> Iterator[None]:
     """A scope in which a request is planned, and costs may be measured for it.
 
-    Measured costs belong to a number of threads. A seed has to give the same answer on a busy
-    machine, so an answer whose tokens are drawn is planned by the costs of all threads.
+    Costs depend on the number of threads that they are measured with. A seed has to give the same
+    answer on a busy machine as on an idle one. So if tokens are sampled (``samples``) and the
+    recipe needs costs, the number of threads is not reduced.
     """
     if samples and recipe.needs_costs:
         with cpu_by_default():

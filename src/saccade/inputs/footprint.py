@@ -1,7 +1,8 @@
 """Computes from a model's config how much memory the model takes, before any weight is read.
 
-``loading`` refuses a model whose weights do not fit on its device (:func:`check`). The report on a
-pair of models (``bench/hardware/pair_fit``) also adds up caches, and the bytes that a step reads.
+``loading`` refuses a model whose weights do not fit on its device (:func:`refuse_if_too_large`).
+The report on a pair of models (``bench/hardware/pair_fit``) also adds up caches, and the bytes that
+a step reads.
 """
 
 from __future__ import annotations
@@ -310,7 +311,10 @@ def too_large_message(
     rounding: Rounding | None = None,
 ) -> str:
     """Returns the message for a model that does not fit: the memory needed, the memory available,
-    and what would fit. The arguments are those of :func:`check`."""
+    and what would fit.
+
+    The arguments are those of :func:`refuse_if_too_large`, and ``model`` is the model's footprint.
+    """
     available_bytes = memory.available_bytes(device)
     room = available_bytes * (1 - memory.SPARE_SHARE)
     bytes_per_weight = weight_size(dtype, config, bits)

@@ -93,7 +93,8 @@ def _fit_drafter(parts: Parts) -> MakeDrafter:
     if parts.drafter not in (ModelDrafter, WorkerDrafter):
         return parts.drafter
     candidates: tuple[MakeDrafter, ...] = (ModelDrafter, WorkerDrafter, DRAFTERS["ensemble"])
-    # Only needs that some candidate meets are left: others do not concern the drafter.
+    # A need that no candidate offers, such as one that the engine meets, says nothing about which
+    # candidate to choose, so it is left out.
     offered = NO_CAPABILITIES.union(*(each.offers for each in candidates))
     needs = (parts.view.needs | parts.schedule.needs) & offered
     return next((each for each in candidates if needs <= each.offers), parts.drafter)
@@ -225,8 +226,11 @@ def _spell_weights(rule: Weighting) -> str:
 
 
 def _pick(table: dict[str, T], axis: str, value: str, also: str = "") -> T:
-    """Returns the value that a name stands for on an axis. Raises MethodError with the known
-    names, and with ``also``, words for those that the table lacks."""
+    """Returns the value that a name stands for on an axis. Raises MethodError for an unknown name.
+
+    The message lists the names in the table. ``also`` is added to the list: it describes values
+    that are no names in the table, such as ``chain-N``.
+    """
     if value not in table:
         names = ", ".join([*table, also] if also else table)
         raise MethodError(f"unknown {axis} {value!r}{suggest(value, table)}; known: {names}")

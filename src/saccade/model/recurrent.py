@@ -37,7 +37,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from saccade.core.errors import ModelError
 
 CHUNK = 64  # rows of committed text whose triangular system is solved at once
-MAX_SNAPSHOTS = 4  # Older states cost memory, and conversations go back one turn at most.
+MAX_SNAPSHOTS = 4  # More would cost memory, and a turn usually goes on from a recent one.
 # A request keeps its snapshots, its current states, and those before the path accepted last.
 STATES_PER_REQUEST = MAX_SNAPSHOTS + 2
 
@@ -465,12 +465,13 @@ def _apply_path(
 ) -> list[State]:
     """Returns each of the states after the rows of a path."""
     pairs = [*zip(states, updates, strict=True)]
-    if [*path] == [*range(len(path))]:  # A slice finds these rows, so no places are sent.
+    # The first rows of a tree are taken by a slice, so no row numbers are sent to a device.
+    if [*path] == [*range(len(path))]:
         return [each.first(len(path)).apply(state) for state, each in pairs]
-    # The path is sent to each device once, not once a layer.
+    # The path is sent once to each device, and not once for each layer.
     devices = {state.window.device for state in states}
-    places = {each: torch.tensor(path, device=each) for each in devices}
-    return [each.apply(state, places[state.window.device]) for state, each in pairs]
+    path_by_device = {device: torch.tensor(path, device=device) for device in devices}
+    return [each.apply(state, path_by_device[state.window.device]) for state, each in pairs]
 
 
 @dataclass(frozen=True)
@@ -604,7 +605,7 @@ class LayerStates:
 
         If there are more than ``MAX_SNAPSHOTS``, the oldest are dropped. The very first, the
         newest, and those at the ``spared`` lengths stay. A caller spares the end of a prompt's
-        pictures, because a prompt can be read again only from where no picture follows.
+        pictures. A later turn can read the text after it again, but not a picture before it.
         """
         self._snapshots[self.length] = self.states
         old = [length for length in [*self._snapshots][1:-1] if length not in spared]
@@ -658,6 +659,8 @@ class LayerStates:
         self.states, self.length = states, length
         self._forget_forward()
         self._updates = UpdatesByLayer([None] * len(states))
+        # A journal with an empty path keeps these states known at this length until the next
+        # commit, also after more rows have been read.
         self._journal = Journal(length, states, UpdatesByLayer([]), ())
 
     def _forget_forward(self) -> None:
@@ -827,8 +830,8 @@ class StateRows:
 
     @cached_property
     def ancestors_on_device(self) -> Bool[Tensor, "new all"]:
-        """``ancestors`` on the device of the states. They are made on the CPU, so that the host
-        never waits to read them."""
+        """``ancestors`` on the device of the states. ``ancestors`` itself is made on the CPU, where
+        it can be read without waiting for the device."""
         return self.ancestors.to(self._device)
 
     def taps(self, past: int) -> Int[Tensor, "new tap"]:
@@ -845,7 +848,8 @@ def convolve_text(
     """Returns the output of a causal convolution over text. The first inputs are those of the rows
     before the text, which have no output."""
     width = conv.kernel_size[0]
-    if len(inputs) - width < CHUNK:  # The library's convolution is meant for longer texts.
+    # PyTorch's convolution is used for longer texts only.
+    if len(inputs) - width < CHUNK:
         return convolve_taps(inputs.unfold(0, width, 1), conv)
     return conv1d(inputs.T, conv.weight, conv.bias, groups=len(conv.weight)).T
 
@@ -993,7 +997,9 @@ def replacement_forward(
     """Returns the function that replaces the module's forward during one forward of the model."""
 
     def run(hidden_states: Float[Tensor, "1 all dim"], **_: Any) -> Float[Tensor, "1 all dim"]:
-        if rows is None:  # The forward only finds out the shapes of the layers' keys.
+        # Without rows this is the forward of ``Backbone._find_head_shapes``. It reads the shapes of
+        # keys alone, so any output of the right shape will do.
+        if rows is None:
             return torch.zeros_like(hidden_states)
         return mixer.compute(hidden_states[0], rows, layer)[None]
 

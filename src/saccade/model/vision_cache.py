@@ -194,8 +194,8 @@ def run_new_media(store: Store, owner: tuple[Hashable, ...], media: MediaCall) -
     """Returns the output of a call, and runs the call only on those media that the store lacks.
 
     ``owner`` begins every key of the store: it names the model and its method. Neighbouring new
-    media run together, or one by one if the store ``runs_media_separately``. Where it is unknown how the
-    outputs can be joined, the method runs once more on all media.
+    media run together, or one by one if the store ``runs_media_separately``. Where it is unknown
+    how the outputs can be joined, the method runs once more on all media.
     """
     digests = [
         store.digest(sorted(media.part(number, number + 1).items())) for number in range(len(media))

@@ -213,7 +213,9 @@ def _without_local_hooks(model: Any) -> Iterator[None]:
         yield
     finally:
         for hooks, before, removed in hooks_before:
-            # Hooks are called in the order of the dict, so each is put back in its old place.
+            # Hooks are called in the order of the dict, so those that were removed above are put
+            # back in their old places. Hooks that the block removed stay removed, and hooks that it
+            # added come last.
             now = dict(hooks)
             hooks.clear()
             hooks.update(

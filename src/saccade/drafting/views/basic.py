@@ -31,8 +31,8 @@ from saccade.drafting.views import saliency
 
 GOLDEN_FRACTION = (5**0.5 - 1) / 2  # 1 / phi, about 0.618
 SEED_TOKENS = 16  # The seed of a random view is computed from this many visual embeddings.
-# The numbers that the seed is computed from are rounded to multiples of their mean magnitude
-# divided by this.
+# The seed is computed from rounded numbers. If m is the mean of their magnitudes, each of them is
+# rounded to a multiple of m / SEED_STEPS.
 SEED_STEPS = 32
 
 Positions = Literal["original", "repacked"]
@@ -88,7 +88,8 @@ class Pruned(EarlyView):
     keep: float = 0.1
     attention: bool = False  # Whether ``select`` needs the attention of the target's text.
     positions: Positions = "original"
-    measure: Measure = saliency.attention_over_all_keys  # It computes that attention.
+    # Computes the attention that ``select`` needs.
+    measure: Measure = saliency.attention_over_all_keys
     refresh: Refresh | None = None  # If given, tokens are chosen again during the answer.
     early: Early = "wait"
     rounding: saliency.Rounding = "nearest"  # How keep x tokens becomes a whole number of tokens.
@@ -368,9 +369,9 @@ def scattered(
 ) -> Int[Tensor, " kept"]:
     """Returns tokens as evenly spread as ``uniform``'s, but not in step with the grid.
 
-    Every fourth token of a grid of eight columns would be two of the columns. Here the tokens are
-    ordered by the fractional part of i / phi (the golden ratio: Kronecker's low-discrepancy
-    sequence), and the first ones are kept.
+    In a grid of eight columns, every fourth token would always be in one of two columns. Here the
+    tokens are ordered by the fractional part of i / phi, and the first ones are kept: i is a
+    token's number, and phi is the golden ratio (Kronecker's low-discrepancy sequence).
     """
     return _scatter(prompt.visual_tokens, budget).to(prompt.visual.device)
 

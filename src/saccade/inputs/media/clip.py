@@ -95,10 +95,11 @@ class Clip:
         which comes out exact, and each frame's time as index / fps (Qwen3-VL), which comes out
         within half a millisecond.
 
-        Where every time is a multiple of 1 / ``sampled_fps``, that multiple is the frame's number,
-        and the source has as many frames as the clip. For other times the source has a frame every
-        millisecond or less. Two frames of a clip at 2 frames a second that appear at 0 and at 0.513
-        seconds are then frames 0 and 513 of 1000, at 1000 frames a second.
+        If every time is a multiple of 1 / ``sampled_fps``, the source has the clip's rate and
+        number of frames, and a frame's index is its time multiplied by that rate. Otherwise the
+        source has 1000 frames a second or more, so that every time is near one of its frames. For
+        example, a clip at 2 frames a second may have two frames, at 0 and at 0.513 seconds. They
+        are frames 0 and 513 of a source of 1000 frames, at 1000 frames a second.
 
         Each call returns a new dict, because processors write to it.
         """

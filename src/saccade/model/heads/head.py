@@ -33,7 +33,11 @@ EAGLE3_HIDDEN_STATES = 3  # How many of the target's hidden states an EAGLE-3 he
 
 
 class HeadConfig(LlamaConfig):
-    """The config of an EAGLE-3 head's layer, whose rotations may have the target's sections."""
+    """The config of an EAGLE-3 head's layer.
+
+    Its ``rope_parameters`` may have the entries of M-RoPE, about which transformers would warn in
+    the config of a Llama.
+    """
 
     ignore_keys_at_rope_validation = {"mrope_section", "mrope_interleaved"}
 
@@ -366,8 +370,9 @@ def check_layers(
 ) -> None:
     """Raises ModelError where the target does not have the hidden states that a head reads.
 
-    It may lack one of ``hidden_layers``, or all of them side by side may not have the width that
-    ``fc`` reads. ``fc`` is the head's first matrix, [dim, layers * target_dim].
+    ``fc`` is the head's first matrix, [dim, layers * target_dim], which reads the hidden states of
+    all ``hidden_layers`` side by side. The target may lack one of these layers, or its hidden
+    states side by side may have another width than ``fc`` reads.
     """
     if any(not 0 <= each <= target.layer_count for each in hidden_layers):
         raise ModelError(
