@@ -49,8 +49,8 @@ class ConversationVision:
     """What the vision towers of target and draft returned for the media of one conversation.
 
     Outputs that a model's latest prompt did not use are dropped, so at most one prompt's outputs
-    are held for each model. With ``runs_media_separately`` each medium runs by itself, so that neighbours
-    can be dropped one by one.
+    are held for each model. With ``runs_media_separately`` each medium runs by itself, so that
+    neighbours can be dropped one by one.
     """
 
     def __init__(self, runs_media_separately: bool = False) -> None:
