@@ -100,10 +100,14 @@ def test_marks_are_where_media_stand(folder: Path) -> None:
         {"conversations": chat(("human", "No picture."), ("gpt", "D."))},
     ]
     unanswered = row(turns=[*two, ("human", "So? <image>")], image=["coco/0.png"] * 3)
-    first, second, third, fourth = conversations.read_conversations(
-        written(folder, [*rows, unanswered])
+    then_system = row(
+        turns=[*two, ("human", "So? <image>"), ("system", "Be short.")], image=["coco/0.png"] * 3
     )
-    assert len(fourth.turns) == 4 and len(fourth.images) == 2
+    first, second, third, *others = conversations.read_conversations(
+        written(folder, [*rows, unanswered, then_system])
+    )
+    for talk in others:
+        assert len(talk.turns) == 4 and len(talk.images) == 2
     kinds = [[part["type"] for part in turn["content"]] for turn in first.turns]
     assert kinds == [["text", "image", "text"], ["text"], ["text", "image"], ["text"]]
     assert [path.name for path in first.images] == ["0.png", "1.png"]
@@ -122,6 +126,17 @@ def test_marks_are_where_media_stand(folder: Path) -> None:
             ["A." + end, "B." + end],
             ["D." + end],
         ]
+
+
+def test_an_answer_that_the_template_leaves_out_is_refused(folder: Path, monkeypatch: Any) -> None:
+    """Claim: where a template writes no token of an earlier answer as the answer begins (it may
+    drop reasoning), the conversation is refused in a sentence. Fails with an IndexError."""
+    loaded = model(folder, "llava-1.5")
+    (talk,) = conversations.read_conversations(written(folder, [row()]))
+    # As if the ids of the turns up to the answer differed from the whole text before it begins.
+    monkeypatch.setattr(conversations, "common_length", lambda one, other: 0)
+    with pytest.raises(OptionError, match="cannot be told apart"):
+        training_sample(loaded, talk, np.random.default_rng(0), 0.0)
 
 
 def test_what_is_too_long_loses_its_end(folder: Path, monkeypatch: Any) -> None:

@@ -153,7 +153,7 @@ def _scalar_end(text: str, at: int) -> int:
     for word in WORDS:
         if text.startswith(word, at):
             return at + len(word)
-        if word.startswith(text[at:]):
+        if word.startswith(text[at : at + len(word)]):
             raise Unfinished
     # A number that reaches the end of the text is unfinished, because more digits may follow.
     return _match_end(NUMBER, NUMBER_START, text, at)

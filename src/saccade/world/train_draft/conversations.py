@@ -110,7 +110,9 @@ def _parse_conversation(row: Mapping[str, Any], root: Path) -> LlavaConversation
         elif len(paths) != kinds.count(kind):
             raise ValueError(f"it has {len(paths)} {kind}s and {kinds.count(kind)} marks for them")
     if roles[-1] == "user":  # The last question has no answer, so it and its media are left out.
-        unanswered = [part["type"] for part in turns.pop()["content"]]
+        last_question = max(i for i, turn in enumerate(turns) if turn["role"] == "user")
+        unanswered = [part["type"] for part in turns[last_question]["content"]]
+        turns = turns[:last_question]  # A system turn after the question goes with it.
         files = {
             kind: paths[: len(paths) - unanswered.count(kind)] for kind, paths in files.items()
         }
@@ -264,11 +266,14 @@ def _answer_spans(
             for number, i in enumerate(template_text_positions)
             if answer_start <= i < answer_stop
         ]
+        not_found = f"the answers in a conversation of {name} cannot be told apart"
+        if not numbers:  # Some templates write an earlier answer without its reasoning.
+            raise OptionError(not_found)
         start = text_positions[extra_tokens + numbers[0]]
         stop = text_positions[extra_tokens + numbers[-1]] + 1
         answer_ids = [template_ids[template_text_positions[number]] for number in numbers]
         if ids[start:stop].tolist() != answer_ids:
-            raise OptionError(f"the answers in a conversation of {name} cannot be told apart")
+            raise OptionError(not_found)
         if int(ids[stop]) == loaded.tokenizer.eos_token_id:
             stop += 1
         spans.append((start, stop))
