@@ -51,6 +51,6 @@ def _logits_along(session: Session, ids: Sequence[int], rows: int) -> list[Tenso
     for start in range(0, len(ids), rows):
         part = ids[start : start + rows]
         scores = session.score({0: chain(part[:-1])})[0]
-        logits += [scores.raw(node) for node in range(ROOT, len(part) - 1)]
+        logits += [scores.raw_logits(node) for node in range(ROOT, len(part) - 1)]
         session.commit({0: list(part)})
     return logits

@@ -119,7 +119,7 @@ def correct_guesses(
         draft.commit({request: [token] for request in range(len(methods))})
         scores = draft.score({request: Tree() for request in range(len(methods))})
         for request, own in enumerate(correct):
-            own.append(int(scores[request].raw(ROOT).argmax()) == following)
+            own.append(int(scores[request].raw_logits(ROOT).argmax()) == following)
     return correct
 
 

@@ -133,7 +133,7 @@ def draft_logits(
     session = Session(model, [Sampling()], banned=list(target.backbone.placeholders))
     session.prefill([model.embed_missing_rows(view(prefill, prompt))])
     scores = session.score({0: chain(ids[:-1])})[0]
-    return torch.stack([scores.raw(node) for node in range(ROOT, len(ids) - 1)])
+    return torch.stack([scores.raw_logits(node) for node in range(ROOT, len(ids) - 1)])
 
 
 def agreeing_tokens(

@@ -410,12 +410,12 @@ def test_ties_go_to_the_cheaper() -> None:
     less, more = "specvlm/keep=0.1/shape=fit", "specvlm/keep=0.3/shape=fit"
     close = [trial(less, 1.985), trial(more, 2.0)]
     apart = [trial(less, 1.95), trial(more, 2.0)]
-    assert choose_fastest(close, unchanged=more).method == less
-    assert choose_fastest(close[::-1], unchanged=more).method == less
-    assert choose_fastest(apart, unchanged=less).method == more
+    assert choose_fastest(close, best_so_far=more).method == less
+    assert choose_fastest(close[::-1], best_so_far=more).method == less
+    assert choose_fastest(apart, best_so_far=less).method == more
     shapes = [trial("sd/shape=chain-3", 2.0), trial("sd/shape=chain-5", 1.99)]
-    assert choose_fastest(shapes, unchanged="sd/shape=chain-5").method == "sd/shape=chain-5"
-    assert choose_fastest(shapes, unchanged="sd").method == "sd/shape=chain-3"
+    assert choose_fastest(shapes, best_so_far="sd/shape=chain-5").method == "sd/shape=chain-5"
+    assert choose_fastest(shapes, best_so_far="sd").method == "sd/shape=chain-3"
 
 
 def test_a_noisy_clock_decides_nothing() -> None:
@@ -427,12 +427,13 @@ def test_a_noisy_clock_decides_nothing() -> None:
     """
     less, more = trial("specvlm/keep=0.1", 1.5, taus=[4.8]), trial("specvlm/keep=0.3", 2.2)
     same = trial("specvlm/keep=0.3", 2.2, taus=[4.8])
-    assert choose_fastest([less, same], unchanged=same.method) is less
+    assert choose_fastest([less, same], best_so_far=same.method) is less
     one, two = (trial(f"specvlm/lambda={n}", x, taus=[4.8]) for n, x in ((0.5, 1.0), (0.2, 2.0)))
-    assert choose_fastest([one, two], unchanged=one.method) is one
-    assert choose_fastest([one, two], unchanged="neither") is two
+    assert choose_fastest([one, two], best_so_far=one.method) is one
+    assert choose_fastest([one, two], best_so_far="neither") is two
     assert (
-        choose_fastest([less, replace_tau(more, 4.9)], unchanged=less.method).method == more.method
+        choose_fastest([less, replace_tau(more, 4.9)], best_so_far=less.method).method
+        == more.method
     )
     fit = trial("specvlm/keep=0.3/shape=fit", 2.2, taus=[4.8])
     assert choose_fastest([trial("specvlm/keep=0.1/shape=fit", 1.5, taus=[4.8]), fit], "x") is fit
@@ -450,8 +451,8 @@ def replace_tau(given: Trial, tau: float) -> Trial:
 def test_a_draft_that_gave_up_is_no_choice() -> None:
     """Claim: a fallback to plain decoding is passed over, unless there is nothing else."""
     gone, sound = trial("sd/shape=fit", 3.0, fallback="no memory"), trial("sd", 1.1)
-    assert choose_fastest([gone, sound], unchanged="sd") is sound
-    assert choose_fastest([gone], unchanged="sd") is gone
+    assert choose_fastest([gone, sound], best_so_far="sd") is sound
+    assert choose_fastest([gone], best_so_far="sd") is gone
 
 
 def calibration(best: Trial, **more: Any) -> Calibration:

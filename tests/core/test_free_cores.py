@@ -140,7 +140,7 @@ def test_what_was_seen_long_ago_says_nothing(machine: Machine) -> None:
 def test_a_number_that_was_chosen_stays(machine: Machine) -> None:
     """Claim: with the number of threads fixed by the user a busy machine changes nothing."""
     cores = FreeCores(machine.sample)
-    cores.is_fixed = True
+    cores.threads_are_fixed = True
     machine.others = 2.0
     machine.pass_time(1.0)
     assert cores.threads(2) == 2

@@ -164,7 +164,7 @@ def test_what_cannot_be_one_batch_is_answered_one_by_one(
     from PIL import Image
 
     Image.new("RGB", (56, 56), "red").save(tmp_path / "red.png")
-    picture = replace(jobs[1], id="red", video="red.png", path=str(tmp_path / "red.png"))
+    picture = replace(jobs[1], id="red", video="red.png", video_path=str(tmp_path / "red.png"))
     rows = CorpusWorker(work)([jobs[1], picture])
     assert [(each.error, each.together) for each in rows] == [(None, 1), (None, 1)]
 

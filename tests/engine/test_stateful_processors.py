@@ -101,7 +101,8 @@ def test_a_processor_that_remembers_its_calls_answers_as_in_generate(kind, metho
     )
     assert list(result.ids) == expected
     assert result.fallback_reason is None
-    assert any("logits processor" in each for each in result.warnings) == (method != "ar")
+    if method != "auto":  # It leaves the draft out, and the warning, where drafting does not pay.
+        assert any("logits processor" in each for each in result.warnings) == (method != "ar")
 
 
 class NoEvenToken:

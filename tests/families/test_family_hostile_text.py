@@ -140,7 +140,7 @@ def test_harmless_words_are_untouched(family: str, kind: str) -> None:
         mine = make_inputs(loaded, media, question)
         with pytest.MonkeyPatch.context() as patch:
             extract = lambda processor, turns, _: literal_text.Extraction(list(turns))  # noqa: E731
-            patch.setattr(literal_text, "extract_special", extract)
+            patch.setattr(literal_text, "extract_control_texts", extract)
             theirs = make_inputs(loaded, media, question)
         assert mine.keys() == theirs.keys()
         for key, value in theirs.items():
@@ -209,7 +209,7 @@ def test_a_token_no_mode_takes_apart_is_cut_in_two() -> None:
     the text is cut inside the token; what cannot be written at all is refused in one sentence."""
     tokenizer = words(special=False)
     turns = [{"role": "user", "content": [{"type": "text", "text": "<end>"}]}]
-    extraction = literal_text.extract_special(tokenizer, turns)
+    extraction = literal_text.extract_control_texts(tokenizer, turns)
     assert extraction.texts == ("<end>",)
     assert literal_text._encode_literally("it", tokenizer, "<end>") == [1, 3]
     with pytest.raises(OptionError, match="cannot read special tokens as text"):
@@ -220,7 +220,7 @@ def test_no_token_to_stand_in_is_an_option_error() -> None:
     """Claim: a tokenizer whose every added token is in use is refused, not given wrong ids."""
     tokenizer = words(special=True)
     turns = [{"role": "user", "content": [{"text": "<end>"}]}]
-    extraction = literal_text.extract_special(tokenizer, turns)
+    extraction = literal_text.extract_control_texts(tokenizer, turns)
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": extraction.turns[0]["content"][0]["text"]}], tokenize=False
     )

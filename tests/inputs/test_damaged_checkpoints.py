@@ -86,8 +86,12 @@ def test_a_config_of_a_far_larger_model_is_refused_before_it_is_built(
         inputs.load(str(folder))
 
 
+# A family whose layers Saccade refuses in a sentence cannot be loaded, however whole it is.
+REFUSED_FAMILIES = ("minimax-m3-vl",)
+
+
 @pytest.mark.representatives(2)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [each for each in FAMILIES if each not in REFUSED_FAMILIES])
 def test_control_whole_checkpoints_load(tmp_path: Path, family: str) -> None:
     """Control: of no family's checkpoint a weight is called missing or foreign; tied ones are read
     once, and a talker's are left alone."""

@@ -224,7 +224,7 @@ def _q_before_the_rules(monkeypatch: pytest.MonkeyPatch) -> Shape:
 
     def wrong(self: Any, node: int, law: Any = None) -> Any:
         token, _ = drawn(self, node, law)
-        return token, torch.softmax(self.raw(node), -1)
+        return token, torch.softmax(self.raw_logits(node), -1)
 
     monkeypatch.setattr(sampling.Scores, "draw", wrong)
     return Chain(2)

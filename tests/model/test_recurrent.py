@@ -475,14 +475,14 @@ def test_control_planted_bugs_of_states_are_seen(bug, monkeypatch):
     """Control: the comparison above fails where the state of a rejected row is kept, the window
     is a token old, or the decay up to an accepted row is counted twice."""
     if bug == "rejected":
-        keep = LayerStates.keep
+        commit_path = LayerStates.commit_path
 
-        def keep_all(self: LayerStates, accepted: Any) -> None:
+        def commit_all(self: LayerStates, path: Any) -> None:
             updates = next(each for each in self._updates if each is not None)
-            keep(self, range(len(updates.inputs)) if accepted else accepted)
-            self.length += len(accepted) - len(updates.inputs) if accepted else 0
+            commit_path(self, range(len(updates.inputs)) if path else path)
+            self.length += len(path) - len(updates.inputs) if path else 0
 
-        monkeypatch.setattr(LayerStates, "keep", keep_all)
+        monkeypatch.setattr(LayerStates, "commit_path", commit_all)
     elif bug == "window":
         apply = Updates.apply
         monkeypatch.setattr(

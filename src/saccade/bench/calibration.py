@@ -458,15 +458,15 @@ def search(
     search_deadline = deadline - confirm_seconds
     for number, axis in enumerate(axes):
         names = [_set_axis(best.method, axis, value) for value in candidates[axis]]
-        # ``unchanged`` is the best method so far, by the name that it has among ``methods``.
-        unchanged, methods = _possible_methods(best.method, names)
+        # The best method so far, by the name that it has among ``methods``.
+        best_so_far, methods = _possible_methods(best.method, names)
         stages_left = len(axes) - number + 1  # The stage that confirms the winner counts as well.
         if len(methods) <= 1:
             continue  # No other value of this axis is possible with this method.
         trials = run_stage(axis, methods, search_videos, search_deadline, stages_left)
         if trials:
             finalists = _drop_lower_taus(trials) if axis in LAMBDA_AXES else trials
-            best = choose_fastest(finalists, unchanged)
+            best = choose_fastest(finalists, best_so_far)
     # The confirmation: the winner and the references run on the videos that are held out.
     final_methods = [*dict.fromkeys((*references, best.method))]
     confirming_videos = [*held_out_videos] * MAX_CONFIRMING_RUNS
@@ -550,11 +550,11 @@ def _set_axis(method: str, axis: str, value: str) -> str:
     return "/".join([*others, f"{axis}={value}"])
 
 
-def choose_fastest(trials: Sequence[Trial], unchanged: str) -> Trial:
+def choose_fastest(trials: Sequence[Trial], best_so_far: str) -> Trial:
     """Returns the fastest trial, or one that ties with it.
 
     Among trials that tie, a smaller share of visual tokens decides first, then whether the trial is
-    the method ``unchanged`` (which was the best before), and then the speed. A method whose draft
+    the method ``best_so_far`` (which was the best before), and then the speed. A method whose draft
     failed is chosen only if all failed. A trial is never chosen if another one is certain to be no
     slower (:func:`_is_dominated`).
     """
@@ -562,19 +562,19 @@ def choose_fastest(trials: Sequence[Trial], unchanged: str) -> Trial:
     undominated = [
         trial
         for trial in working
-        if not any(_is_dominated(trial, rival, unchanged) for rival in working)
+        if not any(_is_dominated(trial, rival, best_so_far) for rival in working)
     ]
     fastest = max(trial.speedup for trial in undominated)
     tied = [trial for trial in undominated if trial.speedup >= (1 - TIE_MARGIN) * fastest]
-    return min(tied, key=lambda t: (_kept_share(t.method), t.method != unchanged, -t.speedup))
+    return min(tied, key=lambda t: (_kept_share(t.method), t.method != best_so_far, -t.speedup))
 
 
-def _is_dominated(trial: Trial, rival: Trial, unchanged: str) -> bool:
+def _is_dominated(trial: Trial, rival: Trial, best_so_far: str) -> bool:
     """Returns whether ``rival`` cannot be slower than ``trial``, whatever the clock measured.
 
     Both must have the same drafter and the same fixed shape. ``rival`` must keep at most as many
     visual tokens as the trial, and its tau must be at least as high on every video. If they are
-    equal in both, only the method ``unchanged`` dominates, so that two trials never dominate each
+    equal in both, only the method ``best_so_far`` dominates, so that two trials never dominate each
     other.
     """
     recipe, rival_recipe = resolve(trial.method), resolve(rival.method)
@@ -588,7 +588,7 @@ def _is_dominated(trial: Trial, rival: Trial, unchanged: str) -> bool:
         return False
     if rival_kept < kept or any(rival_tau > tau for tau, rival_tau in taus):
         return True
-    return rival.method == unchanged and trial.method != unchanged
+    return rival.method == best_so_far and trial.method != best_so_far
 
 
 def _possible_methods(best: str, names: Sequence[str]) -> tuple[str, list[str]]:

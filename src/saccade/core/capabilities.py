@@ -58,8 +58,11 @@ class Capability(Enum):
     AVERAGED_ROWS = "a view whose rows are means of several tokens", "view=pooled"
 
     # Shapes offer these.
-    # A shape with NEXT_TOKEN can grow its draft one token at a time while the target runs.
-    NEXT_TOKEN = "a shape that drafts a chain", "shape=chain-N, shape=fit or schedule=serial"
+    # A draft of such a shape can grow one token at a time while the target runs.
+    GROWS_TOKEN_BY_TOKEN = (
+        "a shape that drafts a chain",
+        "shape=chain-N, shape=fit or schedule=serial",
+    )
     FIXED_LENGTH = (
         "a shape that drafts a chain whose length does not depend on probabilities",
         "shape=chain-N",

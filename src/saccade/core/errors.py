@@ -24,8 +24,8 @@ _STATUS: dict[VideoInputCode, int] = {
 
 # For an answer whose finish reason is "error": its next token could not be drawn.
 INVALID_LOGITS_MESSAGE = (
-    "the model's numbers broke down (NaN), or its rules and its format left no token to choose, so "
-    "there is no answer"
+    "the model's numbers broke down (NaN), or the rules of sampling or the required format left no "
+    "token to choose, so there is no answer"
 )
 
 

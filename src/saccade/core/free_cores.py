@@ -87,13 +87,13 @@ class FreeCores:
         self._cores = len(own_cpus())
         self._cores_of_others = 0.0  # Cores that other programs have kept busy lately.
         self._has_warned = False
-        self.is_fixed = False
+        self.threads_are_fixed = False
         """Whether the user has chosen the number of threads, which then stays."""
 
     def threads(self, most: int) -> int:
         """Returns how many of ``most`` threads to use. Looks at the machine at most every
         ``CHECK_SECONDS``."""
-        if most == 1 or self.is_fixed:
+        if most == 1 or self.threads_are_fixed:
             return most
         if time.monotonic() - self._sample.moment >= CHECK_SECONDS:
             self._measure_others()

@@ -205,14 +205,14 @@ class Shape(Learner, ABC):
     def offers(self) -> Capabilities:
         """The capabilities that the drafter and the schedule may rely on.
 
-        A shape offers ``Capability.NEXT_TOKEN`` if it is a ``Chain`` that can be grown one token at
-        a time, which is how a draft grows in parallel with the target.
+        A shape offers ``Capability.GROWS_TOKEN_BY_TOKEN`` if it is a ``Chain`` that can be grown
+        one token at a time, which is how a draft grows in parallel with the target.
         """
         return NO_CAPABILITIES
 
     def for_parallel(self) -> Shape:
         """Returns the shape for a draft that runs in parallel with the target. It is called after
-        ``prepare``, for shapes that offer ``Capability.NEXT_TOKEN``."""
+        ``prepare``, for shapes that offer ``Capability.GROWS_TOKEN_BY_TOKEN``."""
         return self
 
     def copy(self, state: State, repetition: Repetition) -> Tree | None:

@@ -249,7 +249,7 @@ class Scores:
         default_factory=dict, init=False, compare=False, repr=False
     )
 
-    def raw(self, node: int) -> Float[Tensor, " vocab"]:
+    def raw_logits(self, node: int) -> Float[Tensor, " vocab"]:
         """Returns the model's own logits after ``node``, before any rule."""
         return self.rows[node + 1]
 

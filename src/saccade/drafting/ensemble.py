@@ -224,9 +224,9 @@ class EnsembleDrafter(ModelDrafter, Learner):
         # last, because no forward of the draft model followed.
         nodes = [node for node in (ROOT, *round.verdict.path) if node + 1 < len(q.rows)]
         view_logits = torch.stack(
-            [torch.stack([part.raw(node) for node in nodes]) for part in q.parts]
+            [torch.stack([part.raw_logits(node) for node in nodes]) for part in q.parts]
         ).double()
-        target_logits = torch.stack([round.p.raw(node) for node in nodes])
+        target_logits = torch.stack([round.p.raw_logits(node) for node in nodes])
         # The draft may know fewer ids than the target.
         target_logits = target_logits[:, : view_logits.shape[-1]].to(view_logits)
         # Ids that no view may propose have the logit -inf in every view. The target's law is

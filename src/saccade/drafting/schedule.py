@@ -179,7 +179,7 @@ serial = Schedule("serial", take_turns, offers=frozenset({Capability.SHARED_FORW
 parallel = Schedule(
     "parallel",
     work_side_by_side,
-    needs=frozenset({Capability.OWN_PROCESS, Capability.NEXT_TOKEN}),
+    needs=frozenset({Capability.OWN_PROCESS, Capability.GROWS_TOKEN_BY_TOKEN}),
     offers=frozenset({Capability.BESIDE_TARGET}),
 )
 

@@ -38,7 +38,7 @@ class ReturnedScores:
         for _, node in zip(round.emitted, (ROOT, *round.verdict.path), strict=False):
             # The rows may lie in memory that the next forward writes to, so they are copied.
             if "output_logits" in self._returned:
-                self._logits[round.request].append(round.p.raw(node).float().clone())
+                self._logits[round.request].append(round.p.raw_logits(node).float().clone())
             if "output_scores" in self._returned:
                 self._scores[round.request].append(round.p.logits(node).float().clone())
 

@@ -78,24 +78,24 @@ def find_control_token(processor: Any, texts: Iterable[str]) -> str | None:
     return next((token for text in texts for token in tokens if token in text), None)
 
 
-def extract_special(
-    processor: Any, turns: Sequence[Mapping[str, Any]], unmarked: str = ""
+def extract_control_texts(
+    processor: Any, turns: Sequence[Mapping[str, Any]], rendered_without_marks: str = ""
 ) -> Extraction:
     """Takes out every document and every text that spells a control token.
 
     Blanks around a text stay in the turn. The mark is chosen so that it does not occur in the turns
-    or in ``unmarked``. This is the string that a template made of the turns before any text was
-    taken out, or empty if there is none yet.
+    or in ``rendered_without_marks``. This is the string that a template made of the turns before
+    any text was taken out, or empty if there is none yet.
     """
     matches_nothing = r"\b\B"
     control_tokens = "|".join(map(re.escape, _control_token_texts(processor)))
     pattern = re.compile(control_tokens or matches_nothing)
-    return _extract(turns, lambda text: pattern.search(text) is not None, unmarked)
+    return _extract(turns, lambda text: pattern.search(text) is not None, rendered_without_marks)
 
 
-def extract_all(turns: Sequence[Mapping[str, Any]], unmarked: str = "") -> Extraction:
-    """Takes out every text; otherwise as :func:`extract_special`."""
-    return _extract(turns, lambda text: True, unmarked)
+def extract_all(turns: Sequence[Mapping[str, Any]], rendered_without_marks: str = "") -> Extraction:
+    """Takes out every text; otherwise as :func:`extract_control_texts`."""
+    return _extract(turns, lambda text: True, rendered_without_marks)
 
 
 def render_conversation(
@@ -113,11 +113,11 @@ def render_conversation(
     """
     turns = [_separate_reasoning(processor, turn) for turn in turns]
 
-    def extract(unmarked: str) -> tuple[Extraction, str]:
+    def extract(rendered_without_marks: str) -> tuple[Extraction, str]:
         """Returns what has to be taken out of the turns, and the rest as the template writes it."""
-        extraction = extract_special(processor, turns, unmarked)
+        extraction = extract_control_texts(processor, turns, rendered_without_marks)
         written = render(extraction.turns)
-        full_extraction = extract_all(turns, unmarked)
+        full_extraction = extract_all(turns, rendered_without_marks)
         if full_extraction.texts != extraction.texts:
             skeleton = render(full_extraction.turns)  # It has a mark in the place of every text.
             # A difference means that adjacent texts spell a control token together.
@@ -210,10 +210,12 @@ def _with_documents_as_text(turn: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _extract(
-    turns: Sequence[Mapping[str, Any]], must_extract: Callable[[str], bool], unmarked: str
+    turns: Sequence[Mapping[str, Any]],
+    must_extract: Callable[[str], bool],
+    rendered_without_marks: str,
 ) -> Extraction:
     """Puts a mark in the place of every document, and of each text that must be extracted."""
-    used = set(re.findall(r"@\d+:", repr(turns) + unmarked))
+    used = set(re.findall(r"@\d+:", repr(turns) + rendered_without_marks))
     mark = next(mark for mark in (f"@{number}:" for number in count()) if mark not in used)
     texts: list[str] = []
     documents: set[int] = set()

@@ -535,7 +535,7 @@ def use_threads(threads: int | None) -> None:
         raise OptionError(f"--threads {threads} is {problem}: 1 to {max_threads}")
     torch.set_num_threads(threads)
     # Otherwise fewer threads would be used while other programs keep cores busy.
-    free_cores.is_fixed = True
+    free_cores.threads_are_fixed = True
 
 
 def dtype_named(dtype: str | None, place: torch.device) -> Any:

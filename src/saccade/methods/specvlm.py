@@ -78,11 +78,11 @@ class TwoStage:
         # With a share of 1 stage I is meant to take the whole budget, so nothing is logged.
         if not budget_left and len(unattended) and self.share < 1:
             _warn_that_stage_two_is_idle(self.share)
-        sample = between_ends if self.includes_ends else saliency.sample_evenly
+        sample = sample_with_ends if self.includes_ends else saliency.sample_evenly
         return torch.cat([attended, sample(unattended, budget_left)]).sort().values
 
 
-def between_ends(items: Int[Tensor, " item"], count: int) -> Int[Tensor, " kept"]:
+def sample_with_ends(items: Int[Tensor, " item"], count: int) -> Int[Tensor, " kept"]:
     """Returns ``count`` of the items, evenly spaced from the first to the last.
 
     Their places are rounded down: 3 of the items 0 to 7 are 0, 3 and 7, since 3.5 becomes 3.

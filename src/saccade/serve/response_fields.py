@@ -36,7 +36,7 @@ def token_logprobs(round: Round, top_count: int) -> list[TokenLogprobs]:
     # There is one node more than tokens where the target adds no token of its own, for example
     # because a stop has cut the round. The scores at the last node then judged none.
     for token, node in zip(round.emitted, (ROOT, *round.verdict.path), strict=False):
-        logprobs = round.p.raw(node).float().log_softmax(-1)
+        logprobs = round.p.raw_logits(node).float().log_softmax(-1)
         best = logprobs.topk(min(top_count, len(logprobs)))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         entries.append(TokenLogprobs(token, float(logprobs[token]), tuple(pairs)))

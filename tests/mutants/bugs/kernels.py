@@ -284,7 +284,7 @@ BUGS = (
         "recorded attention: the first rows of a forward are taken for its last",
         "model/kernels/attention_mass.py",
         within="RowQueries.add",
-        find="$q[:, -self.last:]",
+        find="$q[:, -self.last_row_count:]",
         plant="$q[:, :self.last or None]",
         tests=("model/test_decoder.py::test_a_prompts_last_layer_computes_what_is_wanted_alone",),
     ),

@@ -74,7 +74,7 @@ class Dataset:
     # Otherwise each part has files of its own, and `tables` has only those of the selected parts.
     part: str = ""
     pictures: Rows | None = None  # The table of pictures, if they are kept apart (`Join`).
-    index: MediaIndex | None = None  # The media that lie beside the rows.
+    media_index: MediaIndex | None = None  # The media that lie beside the rows.
     remedy: str = ""  # The command that fetches what is missing.
 
     def items(self) -> Iterator[Item]:
@@ -231,16 +231,21 @@ class Dataset:
     def _video(self, part: str, row: Row) -> Medium:
         media_layout = self.benchmark.media
         name = wording.first_value(row, self.benchmark.columns["video"])
-        if media_layout is None or self.index is None or not isinstance(name, str) or not name:
+        if (
+            media_layout is None
+            or self.media_index is None
+            or not isinstance(name, str)
+            or not name
+        ):
             raise LayoutError("it names no video")
         start = end = None
         try:
-            place = self.index.find(name, _folders_of_part(media_layout.folders, part))
+            place = self.media_index.find(name, _folders_of_part(media_layout.folders, part))
         except LayoutError:
             # The cut video is missing. The row says which part of the uncut one it is.
             if not (uncut_folders := _folders_of_part(media_layout.uncut_folders, part)):
                 raise
-            place = self.index.find(name, uncut_folders)
+            place = self.media_index.find(name, uncut_folders)
             start, end = row.get("start"), row.get("end")
         read = partial(_read_video, place, self.setting.frames, start, end, media_layout.frame_rate)
         return Medium("video", file_name(name), read)
@@ -258,10 +263,10 @@ class Dataset:
         path = name or data
         if not isinstance(path, str) or not path:
             raise LayoutError("an image of it is empty")
-        if self.index is None:
+        if self.media_index is None:
             raise LayoutError(f"{file_name(path)} is not in its row and nothing is beside it")
         media_layout = self.benchmark.media
-        place = self.index.find(
+        place = self.media_index.find(
             path, _folders_of_part(media_layout.folders, "") if media_layout else ("",)
         )
         return Medium("image", file_name(path), lambda: media.read_image(place.local()))

@@ -86,7 +86,7 @@ class WorkerDrafter(Drafter, ParallelWork):
     name = "model"
     # The schedule has to run the draft beside the target, and the shape has to be a chain that can
     # be grown one token at a time.
-    needs = frozenset({Capability.BESIDE_TARGET, Capability.NEXT_TOKEN})
+    needs = frozenset({Capability.BESIDE_TARGET, Capability.GROWS_TOKEN_BY_TOKEN})
     offers = frozenset({Capability.READS_VIEW, Capability.OWN_PROCESS})
 
     def __init__(self, setup: Setup) -> None:

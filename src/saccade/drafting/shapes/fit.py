@@ -83,7 +83,7 @@ class Fit(CostedShape):
 
     @property
     def offers(self) -> Capabilities:
-        return frozenset({Capability.NEXT_TOKEN})
+        return frozenset({Capability.GROWS_TOKEN_BY_TOKEN})
 
     def for_parallel(self) -> Chain:
         """Returns the longest chain that the draft writes while the target runs one forward.

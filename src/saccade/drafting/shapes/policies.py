@@ -62,13 +62,13 @@ class Chain(Shape):
     def offers(self) -> Capabilities:
         """The capabilities that the drafter and the schedule may rely on.
 
-        A derived class that overrides ``grow`` cannot be grown one token at a time
-        (``NEXT_TOKEN``). One that overrides ``goes_on`` has no fixed length (``FIXED_LENGTH``).
+        A derived class that overrides ``grow`` does not offer ``GROWS_TOKEN_BY_TOKEN``, and one
+        that overrides ``goes_on`` does not offer ``FIXED_LENGTH``.
         """
         return capabilities_that_hold(
             {
                 Capability.FIXED_FORM: True,
-                Capability.NEXT_TOKEN: type(self).grow is Chain.grow,
+                Capability.GROWS_TOKEN_BY_TOKEN: type(self).grow is Chain.grow,
                 Capability.FIXED_LENGTH: type(self).goes_on is Chain.goes_on,
             }
         )

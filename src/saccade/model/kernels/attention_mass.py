@@ -99,11 +99,11 @@ class RowQueries:
 
     def __init__(self, last: int | None = None) -> None:
         """``last`` is the number of rows; None means all of them."""
-        self.last = 0 if last is None else last  # ``[-0:]`` is everything.
+        self.last_row_count = 0 if last is None else last  # ``[-0:]`` is everything.
         self._layers: dict[int, list[Queries]] = {}
 
     def add(self, layer: int, q: Queries, scale: float) -> None:
-        self._layers.setdefault(layer, []).append(q[:, -self.last :] * scale)
+        self._layers.setdefault(layer, []).append(q[:, -self.last_row_count :] * scale)
 
     def of_rows(self, rows: Int[Tensor, " rows"]) -> dict[int, Float[Tensor, "head rows head_dim"]]:
         """Returns each layer's queries of these rows. They must have been added in one part."""

@@ -30,7 +30,7 @@ class ItemKind:
     part_type: str  # the "type" of its only part, which has the text
     # With ".delta" after it, this is the type of the events that add text. With ".done", it is that
     # of the event that repeats the whole text.
-    event_name: str
+    event_prefix: str
     has_logprobs: bool = False  # whether its events and its part have log-probabilities
 
 
@@ -85,7 +85,7 @@ class ItemInProgress:
     def write(self, piece: str, logprobs: Logprobs) -> Event:
         """Adds a piece of text and returns the event that says so."""
         self.text += piece
-        event = {"type": f"{self.kind.event_name}.delta", **self.place, "delta": piece}
+        event = {"type": f"{self.kind.event_prefix}.delta", **self.place, "delta": piece}
         if self.kind.has_logprobs:
             self.logprobs += logprobs
             event["logprobs"] = list(logprobs)
@@ -93,7 +93,7 @@ class ItemInProgress:
 
     def end(self, status: str) -> list[Event]:
         """Returns the events that end the item and repeat it as a whole."""
-        done = {"type": f"{self.kind.event_name}.done", **self.place, "text": self.text}
+        done = {"type": f"{self.kind.event_prefix}.done", **self.place, "text": self.text}
         if self.kind.has_logprobs:
             done["logprobs"] = list(self.logprobs)
         item = self.fields(status, [self.part])
