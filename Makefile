@@ -37,7 +37,7 @@ scale:  ## several processes (gloo), a Ray cluster, shards: ten minutes on two c
 	uv run --extra ray pytest -m "slow or not slow" tests/corpus tests/cli/test_caption_cli.py \
 		tests/model/test_tensor_parallel.py
 
-# Old releases are told of what is deprecated since; that is no failure of theirs or of ours.
+# Old releases warn of what was deprecated since then. That is no failure of theirs or of ours.
 OLDEST = .cache/oldest
 
 oldest:  ## the default tests on the oldest libraries that pyproject.toml allows
