@@ -30,7 +30,7 @@ AnswersByMethod = Mapping[str, Sequence[Answer]]
 
 MAX_POSITIONS = 12  # How many positions of a draft are drawn at most.
 HATCHES = ("", "///", "xxx", "++", "...", "\\\\\\", "oo")  # One per stage.
-# One per stage too; like the hatches, neighbouring stages differ.
+# One per stage. Neighbouring stages differ in grey too, and not only in hatch.
 GREYS = ("#f0f0f0", "#d0d0d0", "#b8b8b8", "#f8f8f8", "#ffffff", "#e4e4e4", "#909090")
 
 

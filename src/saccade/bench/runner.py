@@ -2,7 +2,7 @@
 
 An item is a question about media, perhaps with more questions after it. All methods answer one item
 before the next item begins, and they take turns in going first, so that whatever disturbs the
-machine for a while disturbs all methods alike. In a batch, several items take the place of one.
+machine for a while disturbs all methods alike. With batches this holds for each batch of items.
 
 A method is one of Saccade's, or a peer (one of Hugging Face's own ways to decode), or the draft
 model answering alone. Peers have no recipe, so their recipe is None here.
@@ -71,7 +71,10 @@ class Benchmark:
     batch: int = 1
 
     def items(self) -> Iterator[tuple[Suite, Item]]:
-        """Yields this shard's items: of each suite's first ``limit``, every n-th of n shards."""
+        """Yields the items of this shard.
+
+        The first ``limit`` items of each suite are dealt out to the shards in turn.
+        """
         shard_index, shard_count = self.shard
         for suite in self.suites:
             for position, item in enumerate(suite.items()):
@@ -227,7 +230,7 @@ def turn_arguments(item: Item) -> list[dict[str, Any]]:
     if item.next_item is not None:
         next_media = media_arguments(item.next_item)
         all_media = {kind: [*first[kind], *next_media[kind]] for kind in ("clips", "images")}
-        # `parts` is the first question as a message with its media, and `last` is the last one.
+        # ``parts`` replaces the user's first message, and ``last`` replaces the last one.
         arguments.append({**first, **all_media, "last": next_media.get("parts")})
     return arguments
 
@@ -386,7 +389,8 @@ class _ItemRun:
             item=item.id,
             turn=turn,
             method=name,
-            answers=item.answers if turn == 0 else (),  # They answer the first question.
+            # The reference answers of an item are those to its first question.
+            answers=item.answers if turn == 0 else (),
             task=item.task,
             meta=dict(item.meta),
             error=error,

@@ -88,7 +88,7 @@ def _grow_together(growths: Mapping[int, Growth]) -> dict[int, Proposal]:
     proposed: dict[int, Proposal] = {}
     for place, growth in growths.items():
         keys = {request: (place, request) for request in growth.drafts}
-        # A drafter finds the last scores of its requests where it would have put them itself.
+        # The drafter reads the last scores of its requests from ``growth.last_scores``.
         growth.last_scores.update(
             {request: last_scores[key] for request, key in keys.items() if key in last_scores}
         )

@@ -63,8 +63,8 @@ class TrainingDomain:
 def read_training_domain(name: str) -> TrainingDomain | None:
     """Returns what a checkpoint's folder says of its training; None where it says nothing.
 
-    It says nothing of a checkpoint that is named by its hub id, because that is no folder. Raises
-    ModelError for a file that cannot be read.
+    For a checkpoint that is named by its hub id it returns None, because only folders are looked
+    into. Raises ModelError for a file that cannot be read.
     """
     file = Path(source_of(name)) / DOMAIN_FILE
     if not file.is_file():

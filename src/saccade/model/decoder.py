@@ -162,7 +162,8 @@ class FusedDecoder:
         matrices = [matrix for layer in rounded_decoder.layers for matrix in layer.matrices]
         matrices += [] if rounded_decoder.head is None else [rounded_decoder.head]
         rounded_decoder._matrices = TunedMatrices(matrices)
-        # On a GPU there is one product for rounded weights. On a CPU ``refresh`` chooses one.
+        # On a GPU there is only one kernel for a rounding, so it is chosen without measuring. On a
+        # CPU ``refresh`` times the kernels and chooses.
         if place.type != "cpu":
             choose_rounded(matrices)
         rounded_decoder.refresh()
@@ -238,14 +239,15 @@ class FusedDecoder:
                 output of that norm.
         """
         count = embeds.shape[0]
-        heads, kv_heads, width, norm = self.heads, self.kv_heads, self.head_dim, self.norm_of
+        heads, kv_heads, width = self.heads, self.kv_heads, self.head_dim
+        apply_norm = self.norm_of
         cos, sin = rotation
         half = width // 2
         hidden = embeds
         for index, layer in enumerate(self.layers):
             if write_hidden is not None:
                 write_hidden(index, hidden)
-            normed = norm(hidden, layer.norm_in)
+            normed = apply_norm(hidden, layer.norm_in)
             by_head = layer.qkv(normed).view(count, heads + 2 * kv_heads, width)
             if few_rows is not None:
                 attention = few_rows.rotate_and_attend(
@@ -259,21 +261,22 @@ class FusedDecoder:
                     qk = torch.cat(
                         [rms_norm(part, (width,), weight, self.eps) for part, weight in parts]
                     )
-                # Rotated by its position, x is x cos + rotate_half(x) sin. ``rotate_half`` swaps
-                # the halves of a head and negates the new first half. ``sin`` has that sign.
+                # The rotation of x by its position is x cos + rotate_half(x) sin. ``rotate_half``
+                # swaps the halves of a head and negates the new first half. Here ``sin`` has that
+                # sign already.
                 swapped = torch.cat((qk[..., half:], qk[..., :half]), -1)
                 qk = torch.addcmul(qk * cos, swapped, sin)
                 if only_last_token and index == len(self.layers) - 1:
                     step, hidden = partial(step, last=True), hidden[-1:]
                 attention = step(index, qk[:heads], qk[heads:], v, self.scale)
             hidden = layer.out.add_to(hidden, attention)
-            normed = norm(hidden, layer.norm_mlp)
+            normed = apply_norm(hidden, layer.norm_mlp)
             hidden = layer.down.add_to(hidden, layer.gate_up(normed))
             if deepstack is not None:
                 is_visual, rows_by_layer = deepstack
                 if index < len(rows_by_layer):
                     hidden[is_visual] += rows_by_layer[index]
-        normed = norm(hidden, self.norm)
+        normed = apply_norm(hidden, self.norm)  # ``self.norm`` is the last norm's weight.
         if write_hidden is not None:
             write_hidden(len(self.layers), hidden)
             write_hidden(AFTER_NORM, normed)
@@ -285,8 +288,9 @@ class FusedDecoder:
         """Returns cos and sin of every token. The first half of sin is negated, because
         :meth:`decode` leaves the sign of rotate-half out.
 
-        A list of positions is for text, which has the same position on every axis. Such rotations
-        are looked up in the table. For a tensor, as a prompt has one, they are computed.
+        ``positions`` are a list for text, which has the same position on every axis. The rotations
+        are then looked up in the table. For a tensor, such as a prompt's positions, they are
+        computed.
         """
         if isinstance(positions, Tensor):
             return self._rotate(embeds, positions)
@@ -322,9 +326,9 @@ def _fuse(layer: Any) -> Layer:
     """Returns a layer's weights. Those that are multiplied with the same input are stacked by rows,
     and the modules' parameters become views of the stack."""
     attention, mlp = layer.self_attn, layer.mlp
-    norm = None
+    norm_qk = None
     if "q_norm" in attention._modules:
-        norm = attention.q_norm.weight.data, attention.k_norm.weight.data
+        norm_qk = attention.q_norm.weight.data, attention.k_norm.weight.data
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     has_bias = attention.q_proj.bias is not None
     return Layer(
@@ -333,7 +337,7 @@ def _fuse(layer: Any) -> Layer:
             _stack([module.weight for module in projections]),
             _stack([module.bias for module in projections]) if has_bias else None,
         ),
-        norm_qk=norm,
+        norm_qk=norm_qk,
         out=Matrix(attention.o_proj.weight.data, epilogue=Epilogue.ADD),
         norm_mlp=layer.post_attention_layernorm.weight.data,
         gate_up=Matrix(

@@ -46,16 +46,16 @@ def grid_cells(medium: int, size: Sequence[int], start: int = 0) -> Cells:
     return torch.cat([torch.full((len(cells), 1), medium), cells], 1)
 
 
-def _row_cells(length: int) -> Cells:
-    """Returns the cells of a medium whose layout is unknown: one row of ``length`` cells."""
+def _one_line_of_cells(length: int) -> Cells:
+    """Returns the cells of a medium whose layout is unknown: one line of ``length`` cells."""
     return grid_cells(0, (1, 1, length))
 
 
 def processor_cells(kind: str, inputs: Inputs, config: Mapping[str, Any]) -> Iterator[Cells]:
     """Yields the cells of each medium of one kind in turn, from its processor's grids of patches.
 
-    A cell is a square of patches that the model merges into one visual token. The cells of every
-    medium have the number 0 for it; :func:`arrange_cells` numbers the media of a prompt.
+    A cell is a square of patches that the model merges into one visual token. All cells have 0 as
+    the number of their medium, because :func:`arrange_cells` numbers the media of a prompt.
     """
     sizes = inputs[f"{kind}_grid_thw"].tolist()
     merge_sizes = inputs.get(f"{kind}_merge_sizes")
@@ -115,8 +115,8 @@ def _grid_media(rows: Int[Tensor, " row"], grid: Iterator[Cells]) -> list[tuple[
     media: list[tuple[Tensor, Cells]] = []
     done = 0
     while done < len(rows):
-        # Placeholders beyond the processor's grids count as one more medium, of a single row.
-        cells = next(grid, _row_cells(len(rows) - done))
+        # Placeholders beyond the processor's grids count as one more medium, of a single line.
+        cells = next(grid, _one_line_of_cells(len(rows) - done))
         medium_rows = rows[done : done + len(cells)]
         media.append((medium_rows, cells[: len(medium_rows)]))
         done += len(cells)
@@ -128,7 +128,7 @@ def _run_media(
 ) -> list[Cells]:
     """Returns the cells of each medium in a run of adjacent placeholders of one kind."""
     if layout is None:
-        return [_row_cells(len(is_newline))]
+        return [_one_line_of_cells(len(is_newline))]
     if kind == "video":
         return video_cells(is_newline, layout, frames)
     if layout.has_tiles:
@@ -154,8 +154,8 @@ def image_cells(is_newline: Bool[Tensor, " run"], layout: PictureLayout) -> list
     while start < length:
         square_end = start + square_size
         if square_end > length or any(start <= newline < square_end for newline in newlines):
-            # The rows do not follow the layout, so what is left counts as a single row of cells.
-            return [*pictures, _row_cells(length - start)]
+            # The rows do not follow the layout, so what is left counts as a single line of cells.
+            return [*pictures, _one_line_of_cells(length - start)]
         stop = square_end  # Where the lines of the finer grid that were found so far end.
         line_count = 0
         width: int | None = None  # Cells in a line, once the first line was found.
@@ -175,8 +175,8 @@ def image_cells(is_newline: Bool[Tensor, " run"], layout: PictureLayout) -> list
         cells[layout.image_lead_rows : square_size] = square
         if width:
             finer = grid_cells(0, (1, line_count, width), 1).view(line_count, width, 4)
-            first_fine_row = math.ceil(layout.image_side / FINE_ROW_MULTIPLE) * FINE_ROW_MULTIPLE
-            finer[..., 2] += first_fine_row
+            first_fine_line = math.ceil(layout.image_side / FINE_ROW_MULTIPLE) * FINE_ROW_MULTIPLE
+            finer[..., 2] += first_fine_line
             cells[square_size:].view(line_count, width + 1, 4)[:, :width] = finer
         pictures.append(cells)
         start = stop
@@ -204,8 +204,8 @@ def video_cells(
             count = min(frames, count)
         has_partial_frame = frames is None and row_count % frame_size > 0
         if count == 0 or has_partial_frame:
-            # The rows do not follow the layout, so what is left counts as a single row of cells.
-            return [*videos, _row_cells(length - start)]
+            # The rows do not follow the layout, so what is left counts as a single line of cells.
+            return [*videos, _one_line_of_cells(length - start)]
         stop = start + count * frame_size
         ends_in_newline = newline == stop
         cells = torch.full((stop - start + ends_in_newline, 4), -1)

@@ -153,7 +153,7 @@ def build_service(settings: ServerSettings) -> tuple[Service, Callable[[], Engin
 
 
 def resolve_recipe(settings: ServerSettings) -> Recipe:
-    """Returns the method's recipe, with ``exact`` restricted to drafts that are chains.
+    """Returns the recipe of the method. With ``exact`` its drafts are chains.
 
     Raises MethodError for an unknown method, and with ``exact`` for one that cannot do without
     trees.

@@ -51,8 +51,8 @@ class Draft(plugin.RunnerAware):
         self._options = draft_options.read_options(config, os.environ, self._max_length)
         self._view = self._options.resolve_view()
         self._proposer: Proposer | None = None  # None before a model is loaded and after a failure.
-        # Whether vLLM's vision tower of the target gives the rows that the draft's own gives. None
-        # until the rows of one prompt were compared.
+        # Whether the draft may use the output of the target's vision tower in vLLM instead of
+        # running its own tower (see ``_make_prompt``). None until both were compared for a prompt.
         self._rows_are_alike: bool | None = None
         self._has_warned_of_pruning = False
         self._reserve: Tensor | None = None  # It keeps memory free, see ``load_model``.
@@ -119,10 +119,11 @@ class Draft(plugin.RunnerAware):
             self._proposer.forget_all_except(names)
             if self._attention_watch is not None:
                 self._attention_watch.forget_ended()
-            # A row that emitted nothing has read a part of its prompt, and is not in ``requests``.
-            # A row that read the last part has emitted its first token. It is in ``requests``, and
-            # the proposer sees that it is new. A row near the longest length is left out as well,
-            # so where there is one, the forward's seconds do not count as the cost of decoding.
+            # A row that emitted nothing has prefilled a part of its prompt, so the forward was not
+            # one of decoding only. Such a row has no request here. A row that prefilled the last
+            # part has emitted its first token. It has a request, and the proposer sees that it is
+            # new. A row near the longest length has no request either. While there is one, the
+            # seconds of a forward do not count as the cost of decoding.
             decoding_only = len(requests) == len(names)
             drafts = self._proposer.propose(list(requests.values()), decoding_only=decoding_only)
             for row, each in requests.items():
@@ -296,7 +297,7 @@ class Draft(plugin.RunnerAware):
             exc_info=error,
         )
         self._proposer = None
-        vars(self).pop("_loaded", None)  # Drafts that are copied from the text have no model.
+        vars(self).pop("_loaded", None)  # A lookup draft has no model, and so no ``_loaded``.
         if self._attention_watch is not None:
             self._attention_watch.close()
             self._attention_watch = None

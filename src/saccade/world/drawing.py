@@ -1,9 +1,10 @@
 """Renders the exact pixels of a scene: frames, one picture, or an MP4.
 
-A scene (``scenes.Scene``) is a few coloured shapes that move over a textured background. It gives
-the same pixels on every machine, for any number of frames and any size. The background has a soft
-tint: red grows with x, green with y and blue with time. From this tint the vision-language model
-can tell the place and the time, which its own positions, being relative, do not say.
+A scene (``scenes.Scene``) is a few coloured shapes that move over a textured background. The
+places in it are the cells of a 3 x 3 grid. A scene can be rendered with any number of frames and in
+any size, and its pixels are the same on every machine. The background has a soft tint: red grows
+with x, green with y and blue with time. From this tint the vision-language model can tell the place
+and the time, which its own positions, being relative, do not say.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ PALETTE: NDArray[np.uint8] = np.array(
     dtype=np.uint8,
 )
 
-# The radius of each of SIZES in pixels, in frames of 112 x 112, whose cells are 37 x 37 pixels.
+# The radius of each of SIZES, in pixels of a frame of 112 x 112. There a cell of the scene's 3 x 3
+# grid has about 37 x 37 pixels.
 RADII = (10.5, 16.5)
 
 
@@ -55,8 +57,10 @@ class Sprite(NamedTuple):
 
 
 def _half_side(radius: float) -> int:
-    """Returns half the side of a sprite without its middle pixel. The tips of a star, which reach
-    farthest, are 1.1 radii from the centre."""
+    """Returns how many pixels a sprite has on each side of its middle pixel.
+
+    The tips of a star reach farthest: they are 1.1 radii from the centre.
+    """
     return math.ceil(1.1 * radius) + 1
 
 
@@ -64,8 +68,8 @@ def _half_side(radius: float) -> int:
 def sprite(shape: str, radius: float) -> Sprite:
     """Returns the sprite of a shape with a radius in pixels."""
     half = _half_side(radius)
-    # Each pixel is sampled at 4 x 4 points. (y, x) are the points from the centre, in radii, and so
-    # are all lengths below.
+    # Each pixel is sampled at 4 x 4 points. (y, x) are the coordinates of these points from the
+    # centre. Their unit is the radius, and so is the unit of the lengths below.
     subpixels = 4
     axis = (np.arange((2 * half + 1) * subpixels) + 0.5) / subpixels - half - 0.5
     y, x = np.meshgrid(axis / radius, axis / radius, indexing="ij")
@@ -222,7 +226,7 @@ def render(scene: Scene, frames: int, height: int, width: int | None = None) -> 
 
 
 def image_frame(scene: Scene, height: int, width: int | None = None) -> NDArray[np.uint8]:
-    """Returns the picture at time 0.5, uint8 [height, width, 3]. The image tasks ask about it."""
+    """Returns the picture at time 0.5, uint8 [height, width, 3], for tasks about pictures."""
     frame: NDArray[np.uint8] = render(scene, 1, height, width)[0]
     return frame
 

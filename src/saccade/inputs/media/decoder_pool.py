@@ -51,7 +51,8 @@ READY = b"ready"
 OUT_OF_MEMORY_EXIT = 77
 CHILD_COMMAND = "from saccade.inputs.media.decoder_pool import serve_requests; serve_requests()"
 PACKAGE_FOLDER = str(Path(__file__).parents[3])  # Where a child finds this package.
-# The loader and the clock need these variables. Keys and tokens stay with the parent.
+# A child inherits only these variables of the environment. The dynamic loader and the clock need
+# some of them. Keys and tokens stay with the parent.
 PASSED_VARIABLES = ("LD_LIBRARY_PATH", "PATH", "LANG", "LC_ALL", "TZ", "SYSTEMROOT")
 CODES = frozenset(get_args(VideoInputCode))
 
@@ -177,6 +178,7 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
         with self._child(stop) as child:
             start = time.monotonic()
             deadline = min(start + seconds, stop.deadline)
+            # The limit that the error reports if the call is not finished by the deadline.
             allowed_seconds = min(seconds, round(stop.deadline - start, 1))
             try:
                 child.send(request, payloads, deadline)
@@ -520,7 +522,7 @@ def _limit_cpu_time(seconds: float) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     max_seconds = used.ru_utime + used.ru_stime + seconds * (os.cpu_count() or 1)
     limit = math.ceil(max_seconds) + 1
-    # The hard limit stays as the server was started with, since only root may raise it.
+    # Only the soft limit is set. Only root could raise a lowered hard limit for the next request.
     _, hard_limit = resource.getrlimit(resource.RLIMIT_CPU)
     if hard_limit != resource.RLIM_INFINITY:
         limit = min(limit, hard_limit)

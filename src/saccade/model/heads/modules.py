@@ -1,4 +1,4 @@
-"""The modules of a draft head: one decoder layer, with what it reads and the way to its logits.
+"""The modules of draft heads: a decoder layer, what makes its input, and what makes the logits.
 
 A head has a row for each position of the text. The row reads the target's hidden state there and
 the embedding of the next token, and predicts the token after that. The row of a drafted token reads
@@ -28,7 +28,11 @@ class HeadModule(nn.Module, ABC):
     """One decoder layer over pairs of an embedding and a hidden state."""
 
     hidden_layers: tuple[int, ...]
-    """The target's hidden states that it reads, by the numbers of ``HiddenStates``."""
+    """Which of the target's hidden states it reads.
+
+    A number n stands for the input of layer n, and ``AFTER_NORM`` for the output of the last norm
+    (see ``HiddenStates``).
+    """
     reads_media_rows: bool
     """Whether a picture's token is embedded as its row from the vision tower. Otherwise it is
     embedded as its placeholder."""
@@ -36,8 +40,11 @@ class HeadModule(nn.Module, ABC):
     """The head's own embeddings; None where it uses the target's."""
 
     def project(self, target_hidden: Float[Tensor, "row layers_dim"]) -> Hidden:
-        """Turns the target's hidden states of ``hidden_layers``, side by side, into the one that
-        the layer reads."""
+        """Returns the hidden states that the layer reads.
+
+        Each row of ``target_hidden`` has the target's hidden states of ``hidden_layers`` side by
+        side.
+        """
         return target_hidden
 
     @abstractmethod
@@ -216,7 +223,7 @@ class Eagle3Head(HeadModule):
 
     @property
     def target_ids(self) -> Int[Tensor, " draft_vocab"]:
-        """The target's id of each of the head's own."""
+        """The target's id for each id of the head's own vocabulary."""
         return target_ids_of(self.d2t)
 
     def own_logits(self, prepared: Hidden) -> Float[Tensor, "row vocab"]:

@@ -94,7 +94,7 @@ class GrammarVocabulary:
         return self._ll_tokenizer
 
     def must_be_named(self, text: str) -> bool:
-        """Returns whether a grammar must write this text as the name of one token.
+        """Returns whether a grammar must write this text as the name of a token, without quotes.
 
         llguidance matches a quoted text with ordinary tokens only. It treats an added token such as
         ``<tool_call>`` as a special one, whether the tokenizer marks it as special or not.
