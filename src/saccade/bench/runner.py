@@ -157,6 +157,7 @@ def run_benchmark(
                 continue
             item_runs.append(_ItemRun(pair, item, arguments, make_captioner, plan.seed, plan.exact))
         if not item_runs:
+            done += len(items)
             continue
         answerer = item_runs[0] if plan.batch == 1 else _BatchRun(item_runs)
         # Before the first item of a suite, every method gives a short answer that is not recorded.

