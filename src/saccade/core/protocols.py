@@ -368,7 +368,9 @@ class Drafter(ABC):
         """Takes the results of the target's prefill; afterwards the drafter can propose.
 
         With ``earlier`` the prompts continue those of earlier turns by new media, and only what
-        is new needs to be read. Only a drafter that :attr:`can_add_media` is given ``earlier``.
+        is new needs to be read. A drafter is given ``earlier`` only if its :attr:`can_add_media`
+        is True.
+
         Returns the seconds that the target waited for the drafter's own prefill.
         """
         return 0.0

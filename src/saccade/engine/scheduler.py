@@ -62,7 +62,9 @@ class _Entry:
     """One request under way."""
 
     batch: RequestBatch  # of this request alone
-    unread_pieces: Iterator[Round | None]  # reads the rest of the prompt, one piece a step
+    # Each ``next`` reads one more piece of the prompt. It returns the request's opening round after
+    # the target's last piece, and None after the pieces before it.
+    unread_pieces: Iterator[Round | None]
     # Decoding uses one of these two. Where requests share the target's forwards, it is the group:
     # this request with its drafter and what that has learnt. Where each request has forwards of its
     # own, it is the rounds.
@@ -195,7 +197,8 @@ class Scheduler:
             # The request may have left while the caller handled an event that this step yielded.
             if number in self._entries:
                 yield from self._read_on(number)
-        # The round. Requests whose turn it is not get no token, and count in the mean all the same.
+        # The round. The mean of the tokens that a request gets is over all requests that decode. It
+        # includes those that get no token because it is not their turn.
         decoding = [
             number for number, entry in self._entries.items() if entry.batch.has_read_prompts
         ]

@@ -65,8 +65,8 @@ class ImageToText:
         out = self.model.generate(
             **inputs, max_new_tokens=self.max_tokens, do_sample=False, num_beams=beams
         )
-        # A decoder-only model usually returns its prompt before the new ids. An encoder-decoder
-        # returns new ids only, and so does a model that returns no more ids than the prompt has.
+        # A decoder-only model usually returns its prompt and then the new ids. An encoder-decoder
+        # returns new ids only. If there are no more ids than the prompt has, all count as new.
         repeats_prompt = "input_ids" in inputs and not self.model.config.is_encoder_decoder
         prompt_tokens = inputs["input_ids"].shape[1] if repeats_prompt else 0
         new = out[0, prompt_tokens:] if out.shape[1] > prompt_tokens else out[0]

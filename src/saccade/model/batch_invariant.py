@@ -86,7 +86,8 @@ class BatchInvariantSession(Session):
         """Returns the logits of ``rows.logit_rows``, the last of at most ``ROWS`` rows of one
         request."""
         (segment,) = rows.segments
-        # A captured forward cannot store queries, and here it does not store hidden states either.
+        # A captured forward cannot store queries. It can store hidden states, but this session
+        # stores them by ordinary forwards alone.
         must_be_ordinary = segment.row_queries is not None or segment.cache.hidden is not None
         if self.cuda_graphs is None or must_be_ordinary:
             return RowLogits.of_ordinary(self._ordinary_forward(rows))
@@ -112,10 +113,10 @@ class BatchInvariantStep(Step):
     """
 
     def __init__(self, segment: Segment, last: Int[Tensor, " rows"] | None = None) -> None:
-        # The base class is not initialised, because it would make a mask as wide as the cache. A
-        # forward calls ``kernel(..., mask, scale)`` for each pair of a kernel and a mask below.
-        # Here the kernel is attend_in_order, and in the place of a mask it gets the last visible
-        # keys: those of all rows, or of the last ``new`` ones where only these attend.
+        # The base class is not initialised, because it would make a mask as wide as the cache. Its
+        # ``__call__`` calls a kernel with a mask: the pair in ``_kernels``, or the pair that
+        # ``_choose`` returns where only the last row attends. In both pairs here the kernel is
+        # attend_in_order, and in the place of a mask it gets the last key that each row sees.
         end = segment.end_key
         last_keys = torch.arange(segment.first_key, end) if last is None else last
         self.segments, self.calls = [segment], 0
@@ -129,8 +130,9 @@ def attend_in_order(
 ) -> Queries:
     """Returns softmax attention in fp32, whose sums over keys go block by block from key 0 on.
 
-    ``last`` has the last key that each row sees: one of the ``new`` newest keys, or the key right
-    before them. Later keys add exactly 0 to the row's sums, so blocks of them change no bit.
+    ``last`` has the last key that each row sees. It is one of the ``new`` newest keys, or the key
+    right before them for a row that sees none of them. Later keys add exactly 0 to the row's sums,
+    so blocks of them change no bit.
     """
     heads, new, width = q.shape
     kv_heads, key_count, _ = k.shape
@@ -204,14 +206,16 @@ class BatchInvariantAttention(AttentionKind):
 
     def attention(self, inputs: StaticInputs, pool: CachePool, groups: int) -> Attention:
         size = inputs.size
+        # There is a single request. So the shape of ``places`` is [1, rows], and ``first_rows`` and
+        # ``capacities`` have one number each.
         places = inputs.tokens[2]  # The place of each row's key in its cache.
-        # There is a single request, so these have one number each.
         first_rows, capacities, _ = inputs.caches
         heads = torch.arange(pool.kv_heads, device=places.device)
         base = first_rows + heads * capacities  # The pool's row of each head's first key.
         column = torch.arange(size.keys, device=places.device).view(-1, 1, BLOCK)
-        # The shape is [block, kv_head, key], so that each block is contiguous. Rows beyond the end
-        # of the pool belong to keys after the last row's own, which _attend_by_blocks sets to zero.
+        # The shape is [block, kv_head, key], so that each block is contiguous. Only keys after the
+        # last row's own can be beyond the end of the pool. The pool's last row is read in their
+        # place, and _attend_by_blocks replaces it by zeros.
         block_rows = (base[:, None] + column).clamp_(max=pool.rows - 1)
         past_last_row = (column > places[0, -1])[..., None]
         hidden_keys = column.view(-1, 1, BLOCK) > places[0][:, None]

@@ -1,7 +1,7 @@
 """Suites about clips of the synthetic world, in which shapes move, at several lengths of video.
 
 Every clip, its questions and their right answers follow from a seed. Training uses other seeds, so
-the models have not seen these clips. ``lab eval`` and ``calibrate`` use others again.
+the models have not seen these clips. ``lab eval`` and ``calibrate`` use yet other seeds.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ class Kind:
     """How an item is made of a scene.
 
     The conversation that the world draws for ``world_task`` gives the questions and the right
-    answer. ``turns`` is called with its turns and the seed, and returns those to ask. ``media``
-    makes the item's media of the scene and a key of ``LENGTHS``. ``then`` is the question of a
-    further turn about the same media. ``asks_next_item`` says whether a further turn asks the
-    question of the next item, with that item's picture. An answer has at most
-    ``max_answer_tokens`` tokens.
+    answer. ``task`` says how the answer is scored. ``turns`` is called with the conversation's
+    turns and the seed, and returns those to ask. ``media`` makes the item's media of the scene and
+    a key of ``LENGTHS``. ``then`` is the question of a further turn about the same media.
+    ``asks_next_item`` says whether a further turn asks the question of the next item, with that
+    item's picture. An answer has at most ``max_answer_tokens`` tokens.
     """
 
     world_task: str
@@ -105,7 +105,8 @@ class Kind:
     asks_next_item: bool = False
 
     def item(self, name: str, seed: int, length: str) -> Item:
-        """Returns the item of one seed; ``name`` is the name of its task."""
+        """Returns the item of one seed; ``name`` is the key of this kind in ``TASKS`` or
+        ``SECOND_TURN_TASKS``."""
         scene = scenes.scene(seed)
         first, *later = self.turns(dialogues.conversation(scene, self.world_task, seed), seed)
         later_questions = [turn.question for turn in later]

@@ -57,7 +57,7 @@ class ParquetRows:
         """For each row group the number of its first row among the rows of all files, its file, and
         the group's number in that file.
 
-        One more entry follows, whose first number is that of all rows.
+        One more entry follows, which stands for no group. It begins with the total number of rows.
         """
         groups, start = [], 0
         for path in self.files:

@@ -80,7 +80,8 @@ def right_letter(answer: Any, options: Sequence[str]) -> tuple[str, ...]:
     if isinstance(answer, int) and 0 <= answer < len(letters):
         return (letters[answer],)
     text = str(answer).strip()
-    # An option's text comes first: with the options "B" and "C", the answer "C" is the option B.
+    # An option's text comes first. If the options A and B have the texts "B" and "C", the answer
+    # "C" is the text of option B, so the right letter is B.
     letters_of_equal_options = [
         letter
         for letter, option in zip(letters, options, strict=False)

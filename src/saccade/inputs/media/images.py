@@ -39,8 +39,8 @@ HEIC_FORMAT = "HEIF"  # The name that pillow-heif gives its format; it is an ext
 ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")  # A TIFF's pages are no frames.
 FOLDER_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".avif", ".tif", ".tiff", ".heic")
 DEFAULT_SEQUENCE_FPS = 1.0
-# Pillow is taken to decode no more than this on any machine, so an animation that would take too
-# long is refused before it is decoded.
+# It is assumed that Pillow decodes no more than this on any machine. So an animation that would
+# take too long is refused before it is decoded.
 MAX_PIXELS_PER_SECOND = 5e8
 # Every frame of an animation is decoded to learn how long it is displayed, so they are limited.
 MAX_ANIMATION_FRAMES = 40_000
@@ -69,7 +69,7 @@ class Animation:
 
     def __init__(self, file: File, limits: Limits) -> None:
         self.file, self.limits, self.label = file, limits, file.label
-        # The seconds to which times are rounded: Pillow gives durations in milliseconds.
+        # The unit, in seconds, to which times are rounded: Pillow gives durations in milliseconds.
         self.tick = 1e-3
         self.warnings: list[str] = []
         seconds: list[float] = []
@@ -120,7 +120,8 @@ class ImageSequence:
         self, label: str, pictures: Sequence[Path | bytes], fps: float | int | None, limits: Limits
     ) -> None:
         self.label, self.pictures, self.limits = label, pictures, limits
-        # The seconds to which times are rounded. These are computed, so they are at least as exact.
+        # The unit, in seconds, to which times are rounded. The times below are computed and not
+        # read from a file, so they are at least as exact as this.
         self.tick = 1e-6
         self.rate = float(fps or DEFAULT_SEQUENCE_FPS)
         self.warnings: list[str] = []
@@ -191,7 +192,7 @@ def upright_rgb(image: Any) -> Image:
     """Returns an image as upright 8-bit RGB, on white where it is transparent."""
     with contextlib.suppress(Exception):  # Broken EXIF is no reason to refuse an image.
         image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I"):  # This is 16-bit grey, or 32-bit grey that is read as such.
+    if image.mode.startswith("I"):  # Grey of 16 bits, or of 32 bits that is clipped to 16 bits.
         grey = np.clip(np.asarray(image), 0, 65535) >> 8
         return np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:

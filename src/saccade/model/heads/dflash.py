@@ -1,8 +1,9 @@
 """DFlash heads (arXiv:2602.06036): a few decoder layers that draft a block by one forward.
 
-The block is the last token of the text and masks after it. Its rows see the text and each other,
-and each predicts the token at its own place. The keys of the text are made of the target's hidden
-states: every layer reads the same ones, so the text needs no forward of its own.
+The block is the last token of the text and masks after it. Its rows see the text and each other.
+Each predicts the token at its own place, or in some heads the token after it
+(``BlockSettings.first_row``). The keys of the text are made of the target's hidden states: every
+layer reads the same ones, so the text needs no forward of its own.
 """
 
 from __future__ import annotations
@@ -55,18 +56,17 @@ class BlockVisibility:
 
     def segment(self, cache: Cache, start: int, stop: int) -> Segment:
         """Returns the rows ``start:stop`` of a forward as a block after all that is in a cache."""
-        # Where the layer may have a window, the rows are marked as committed. For committed rows a
-        # window goes by the places in the text, and for rows of a tree by the distance along the
-        # tree's paths. The mark keeps no row in the cache, because ``draft_blocks`` never advances
-        # it.
+        # In a forward a window measures the distance of committed rows by their places in the text,
+        # and that of other rows along the paths of a tree. The rows of a block follow each other in
+        # the text, so in layers with a window they are passed as committed. All the same none stays
+        # in the cache, because ``draft_blocks`` never advances it.
         rows, at = stop - start, cache.length
         if self.is_causal:
             return Segment(cache, start, stop, at, committed_rows=rows)
         if self.window is None:
             block = torch.ones(rows, rows, dtype=torch.bool)
             return Segment(cache, start, stop, at, block)
-        # A mask would make these rows of a tree. Instead ``last_visible_row`` says that each row
-        # sees up to the last row of the block.
+        # Each row sees the keys up to the last row of the block.
         last_visible_row = torch.full((rows,), at + rows - 1)
         return Segment(
             cache, start, stop, at, last_visible_row=last_visible_row, committed_rows=rows
@@ -82,7 +82,9 @@ class BlockSettings:
     mask_id: int  # The token that fills a block after the last token of the text.
     size: int  # Rows of a block, the last token's included.
     first_row: int
-    """The row that predicts the next token: 1, the first mask's, or 0, the last token's own."""
+    """The row that predicts the token after the text. It is 1, the first mask's, where each row
+    predicts the token at its own place. It is 0, the last token's, where each row predicts the
+    token after it."""
     visibilities: tuple[BlockVisibility, ...]  # Of each layer.
     embedding_scale: float = 1.0  # A factor of the embeddings of a block's tokens.
     logit_scale: float = 1.0  # A factor of the logits.
@@ -102,9 +104,9 @@ class BlockSettings:
                     f"{name} is a later kind of DFlash head, with {unknown}, that Saccade does not "
                     "know: choose a DFlash head without it, or another draft"
                 )
-        # Hidden states are numbered by the layer that reads them here, and by speculators in
-        # aux_hidden_state_layer_ids. target_layer_ids has the layers that return them, which come
-        # one earlier.
+        # The number of a hidden state is that of the layer that reads it. It is the same in
+        # speculators' aux_hidden_state_layer_ids. In target_layer_ids it is that of the layer that
+        # returns the state, which comes one earlier.
         returning_layers = entries.get("target_layer_ids")
         if returning_layers is not None:
             hidden_layers = tuple(int(layer) + 1 for layer in returning_layers)
@@ -138,7 +140,7 @@ def _read_visibilities(entries: dict[str, Any], layers: Qwen3Config) -> list[Blo
 
     Layers with a window are causal and others are not, unless a config says otherwise: z-lab's by
     ``is_causal`` or ``causal``, speculators' by ``sliding_window_non_causal``. In transformers' own
-    class of such heads no layer is causal.
+    class of such heads (``muse_glimmer_assistant``) no layer is causal.
     """
     is_causal = entries.get("is_causal", entries.get("causal"))
     if is_causal is None and "sliding_window_non_causal" in entries:
