@@ -182,8 +182,8 @@ def test_progress_may_stop(mp4):
 
 
 def test_read_image():
-    """Images come upright, on white where transparent, with 16-bit grey scaled; videos are not
-    images."""
+    """Images come upright, on white where transparent, with grey of 16 bits and of floats scaled;
+    videos are not images."""
     exif = PILImage.Exif()
     exif[0x0112] = 6  # the camera was held sideways
     assert read_image(still("JPEG", exif=exif)).shape == (WIDTH, HEIGHT, 3)
@@ -192,6 +192,14 @@ def test_read_image():
     assert (read_image(still(mode="I;16", color=32768)) == 128).all()
     brighter_than_16_bits = PILImage.fromarray(np.full((4, 4), 70_000, np.int32), "I")
     assert (upright_rgb(brighter_than_16_bits) == 255).all()
+    # Grey in floats: of 1, of 255 or of 65535, whichever its largest number fits.
+    for white, nan in ((1.0, 0.0), (255.0, np.nan), (65535.0, 0.0)):
+        floats = np.full((8, 8), white / 2, np.float32)
+        floats[0, 0], floats[7, 7] = nan, white
+        file = io.BytesIO()
+        PILImage.fromarray(floats, "F").save(file, "TIFF")
+        grey = read_image(file.getvalue())[..., 0]
+        assert (grey[0, 0], grey[4, 4], grey[7, 7]) == (0, 128, 255)
     assert read_image(animation("GIF", [100, 100])).shape == (HEIGHT, WIDTH, 3)
     with pytest.raises(VideoInputError, match="not an image"):
         read_image(video(n=2))

@@ -68,7 +68,9 @@ class Footprint:
         states = self.state_bytes(size) * recurrent.STATES_PER_REQUEST
         # First every layer is counted with the keys of all tokens. Then the rows that the layers
         # with a window do not hold are subtracted.
-        stored_rows = [max_window_rows(window, tokens, forward_rows()) for window in self.key_windows]
+        stored_rows = [
+            max_window_rows(window, tokens, forward_rows()) for window in self.key_windows
+        ]
         missing_rows = sum(tokens - rows for rows in stored_rows)
         key_layers = max(1, self.layers - self.stateful_layers)
         numbers_per_layer_row = self.kv_numbers_per_token // key_layers
