@@ -29,7 +29,9 @@ class Captioning:
         self._seconds = self._waited = 0.0
         self._pending: Future[Captions] | None = None
         device, threads = setup.target.device, torch.get_num_threads()
-        free_threads = threads  # For captions beside the target; without any they are made later.
+        # The CPU threads that captions may use beside the target. If there are none, the captions
+        # are made later.
+        free_threads = threads
         if device.type == "cpu":
             free_threads = min(threads, len(own_cpus()) - threads)
         if self._captioner is not None and free_threads > 0:

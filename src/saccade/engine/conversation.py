@@ -67,8 +67,9 @@ class Conversation(AbstractContextManager["Conversation"]):
     ) -> Stream:
         """Returns a stream for the next turn, which continues from the last turn's caches.
 
-        Raises OptionError while the last answer is under way, for a setting that belongs to the
-        whole conversation, and with this message for several requests if a message is given.
+        Raises OptionError while the last answer is under way, and for a setting that belongs to the
+        whole conversation. If ``several_requests_error`` is given, it is the message of the
+        OptionError that is raised for inputs of several requests.
         """
         last = self._last_stream
         is_under_way = last is not None and not last.results and not last.closed

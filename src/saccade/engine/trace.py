@@ -1,4 +1,7 @@
-"""Writes traces: one answer's rounds as JSON lines, for a bug report or for replaying folds."""
+"""Writes traces: one answer's rounds as JSON lines, for example for a bug report.
+
+A trace does not have the laws of target and draft, which are as long as the vocabulary.
+"""
 
 from __future__ import annotations
 

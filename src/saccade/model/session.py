@@ -38,9 +38,11 @@ from saccade.model.segments import Segment
 
 PREFILL_CHUNK_TOKENS = 2048  # of a prompt in one forward, which bounds the memory of a prefill
 DRAFT_ROOM_TOKENS = 64  # rows of a cache for drafted tokens, beyond those for the answer
-MAX_RESERVED_ANSWER_TOKENS = 2048  # A new cache has at most this many rows for an answer. It grows.
+# A new cache has room for at most this many tokens of an answer. It grows if the answer is longer.
+MAX_RESERVED_ANSWER_TOKENS = 2048
 # Recurrent layers, and layers that evict keys, can be cut back only to lengths that were stored.
-# One of these lengths is this many tokens before the prompt's end.
+# One of these lengths is this many tokens before the prompt's end, or the end of the prompt's
+# pictures if that is later (``_lengths_to_store``).
 REREAD_PROMPT_TOKENS = 32
 Rules = Sequence[Sampling] | Mapping[int, Sampling]
 """Each request's sampling rules, by its number."""
@@ -51,7 +53,7 @@ class RequestState:
     """The state of one request. The cache holds the prompt and the text except ``pending``.
 
     The text is what follows the prompt: answers, and in a conversation the later questions too.
-    After a turn that only dropped tokens, the prompt's last token may be pending.
+    If a turn dropped the whole text, ``pending`` may begin with the last tokens of the prompt.
     """
 
     cache: Cache
@@ -204,8 +206,8 @@ class Session:
         max_reused = max(0, min(first_needed, len(prompt) - needed_at_end))
         if old is not None:
             reused_rows = _cut_to_prompt(old, prompt, min(shared_rows, max_reused))
-            # Where layers evict keys, each forward makes its own room. Room for the whole prompt at
-            # once would enlarge these layers to about its length.
+            # A layer that evicts keys gets the room that it needs in each forward. If room for the
+            # whole prompt were made at once, its tensors would become about as long as the prompt.
             if not old.evicts_keys:
                 old.reserve(len(prompt) + self._room)
         elif self._prefixes is not None:
@@ -239,6 +241,7 @@ class Session:
             )
             hidden = self._prefill_chunk(prompt, segment)
             if stop in state_lengths and cache.states is not None:
+                # This may drop older snapshots, but none at these lengths.
                 cache.states.snapshot(state_lengths)
             cache.save_windows([length for length in lengths_to_store if start < length <= stop])
             if recorder is not None:
@@ -342,10 +345,10 @@ class Session:
     ) -> None:
         """Starts requests whose keys are copied from another session, the source.
 
-        Such a request is a fork. By forks the target drafts for itself, mostly over a part of its
-        own keys. Each request gets those rows of a prefill's cache that its prompt names. Later,
-        the keys of committed text are copied from the source too, which is exact and needs no
-        forward. ``can_reselect`` allows :meth:`reselect` to change the rows of the prompt.
+        Such a request is a fork. A target that drafts for itself does so in forks, which mostly
+        have a part of its own keys. Each fork gets those rows of a prefill's cache that its prompt
+        names. Later, the keys of committed text are copied from the source too, which is exact and
+        needs no forward. ``can_reselect`` allows :meth:`reselect` to change the rows of the prompt.
         """
         for number, (prefill, prompt) in enumerate(zip(prefills, prompts, strict=True)):
             source = prefill.cache
@@ -357,6 +360,8 @@ class Session:
                 # The first ``slots`` rows only make room. Each step of the draft overwrites them
                 # with the pages that it reads (:class:`Pages`).
                 rows = torch.cat([paged.rows.flatten()[: paged.slots], rows])
+            # This session's model may be only the first layers of the source's. Then the fork has
+            # the keys and the recurrent states of these layers alone.
             cache = source.select(rows, self._room, self.backbone.key_layer_count)
             if cache.states is not None:
                 cache.states = cache.states.first_layers(len(self.backbone.mixers))
@@ -502,7 +507,10 @@ class Session:
     def score_batches(
         batches: Sequence[tuple[Session, Mapping[int, Tree]]],
     ) -> list[dict[int, Scores]]:
-        """Does what :func:`score_together` does, for sessions of this class."""
+        """Returns each session's scores of its trees, from one forward for all sessions.
+
+        All of them are sessions of this class over one model.
+        """
         rows, ends = Rows([], [], [], []), [0]
         for session, trees in batches:
             session._add_new_rows(trees, rows)
@@ -527,7 +535,8 @@ class Session:
         """Returns a cache of ``context`` meaningless keys, with room for ``room`` more."""
         cache = self.new_cache(context + room)
         for tensor in (*cache.keys, *cache.values):
-            tensor.fill_(1)  # Random numbers would take longer to make, and a forward as long.
+            # A forward over random numbers would take as long, and they would take longer to make.
+            tensor.fill_(1)
         cache.advance(context)
         if cache.states is not None:
             cache.states.snapshot()  # Steps are timed from here, again and again.
@@ -794,8 +803,8 @@ def _copy_committed_keys(request: RequestState) -> None:
     # The last token is pending even if its keys could be copied, because the logits after it are
     # needed.
     ready = max(0, min(request.source.length - source_prompt_rows, request.text_length - 1))
-    # After a turn that only dropped tokens, the prompt's last token is pending. Then the cache has
-    # one row less than the prompt, and this is -1.
+    # If a turn dropped the whole text, the last tokens of the prompt may be pending. Then the cache
+    # has fewer rows than the prompt, and ``copied`` is below 0.
     copied = min(request.copied_tokens, request.cache.length - prompt_rows)
     # Recurrent layers have no keys. Their states can be copied only at lengths at which the source
     # knows them, so the number of tokens is lowered to such a length.

@@ -124,8 +124,8 @@ no schema has."""
 def validation_api_error(error: ValidationError, body: Any) -> ApiError:
     """Returns the response for a request that pydantic refused, which names one field to mend.
 
-    ``body`` is the request's JSON. It is None where that could not be parsed, or where the value
-    that was validated was only derived from it.
+    ``body`` is the request's JSON, or None if that could not be parsed. It is also None if pydantic
+    refused a value that was made from the JSON, because the error's location is in that value.
     """
     errors = error.errors(include_url=False, include_input=False)
     names_by_error = [

@@ -37,7 +37,7 @@ def disturbance_warning(
         busy_cores: how many cores other programs used.
         threads: how many threads we computed with.
         cores: how many cores the machine has.
-        plain: seconds of the same plain decoding, several times.
+        plain: the seconds that each of several runs of the same plain decoding took.
     """
     causes = []
     if busy_cores > max(0, cores - threads) + TOLERATED_SHARE * cores:

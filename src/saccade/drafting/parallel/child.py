@@ -80,7 +80,8 @@ class Draft:
     epoch: int = 0
     sent: int = 0  # the number of tokens sent so far, which decides the slot of the next one's law
     answer_tokens: int = 0  # the number of committed tokens of this answer
-    start: int = 0  # ``answer_tokens`` when this draft began, on which its noise depends
+    # ``answer_tokens`` when this draft began. The noise of the draft's draws depends on it.
+    start: int = 0
     paused: bool = False  # whether the shape has stopped until the target has judged
 
     @property
@@ -135,15 +136,17 @@ class JobRunner:
             self._early = [early_view.choose_early(prompt) for prompt in self._prompts]
         pairs = zip(self._prompts, self._early, strict=True)
         self._read([prompt.select(early.tokens) for prompt, early in pairs])
-        # A sampled draft starts in ``ready``, because it must not depend on this process's speed.
+        # A sampled draft must not depend on this process's speed. But ``ready`` may drop rows of
+        # the prompt, and the speed decides which tokens are drafted before that. So a sampled draft
+        # starts in ``ready``.
         if self._job.laws is None:
             self._drafts = {i: Draft(HEAD_START_TOKENS) for i in range(len(self._prompts))}
 
     def ready(self, prefills: Sequence[Prefill]) -> None:
         """Takes the results of the target's prefill, and makes the view's choice by them.
 
-        If a choice was read early, only its part that the view still keeps stays in the cache.
-        Otherwise the view's choice is read now.
+        If a choice was read early, the tokens that the view does not keep are dropped from the
+        cache. Otherwise the view's choice is read now.
         """
         prefills = [prefill.to(self._backbone.device) for prefill in prefills]
         view = self._job.view
@@ -198,7 +201,8 @@ class JobRunner:
             draft.chain = (
                 Tree() if next_count is None else chain_without_first(draft.chain, len(tokens))
             )
-            # Besides the tokens that are judged next, the draft may have one proposal more.
+            # The chain may have the tokens that are judged next, and after them those of one more
+            # proposal, which is drafted while these are judged.
             draft.limit = (next_count or 0) + self._job.shape.length
             draft.epoch += 1
             draft.answer_tokens += len(tokens)

@@ -112,7 +112,7 @@ def find_mtp_layout(names: Collection[str], depth: int) -> tuple[MtpLayout, dict
     return None
 
 
-_MAX_MTP_HEADS = 8  # The most heads of a checkpoint, one a layer, that are recognised as heads.
+_MAX_MTP_HEADS = 8  # At most this many layers after the target's are taken for heads.
 
 
 def is_mtp_tensor(name: str, depth: int) -> bool:
@@ -127,12 +127,12 @@ def is_mtp_tensor(name: str, depth: int) -> bool:
 
 
 _STACKED_MATRICES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-"""The matrices of a single expert that each matrix of stacked experts consists of."""
+"""For each matrix that holds all experts: the matrices of a single expert that are joined in it."""
 
 
 def stack_experts(tensors: dict[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
-    """Returns the tensors of a layer, in which the weights of single experts are stacked if the
-    layer's parameters, whose names are ``names``, are stacked.
+    """Returns the tensors of a module, after stacking the weights of single experts for each
+    parameter that holds all experts. ``names`` are the names of the module's parameters.
 
     For example, checkpoints have ``experts.3.gate_proj.weight`` and ``experts.3.up_proj.weight``
     for each expert. Layers of transformers have one ``experts.gate_up_proj`` for all of them
