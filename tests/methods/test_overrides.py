@@ -84,6 +84,8 @@ def test_a_shape_is_what_it_says(value, shape):
         ("paths-", "cannot read the tree paths-"),
         ("paths", "cannot read the tree paths-"),
         ("paths-a", "cannot read the tree paths-a"),
+        ("paths-+1_0,0", "cannot read the tree"),
+        ("paths-٣,0", "cannot read the tree"),
         ("paths-0,,1", "cannot read the tree"),
         ("paths-0.0", r"no parent \[0\]"),
         ("paths-0,1.0", r"no parent \[1\]"),

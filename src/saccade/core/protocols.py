@@ -150,8 +150,8 @@ class CostMemory(Protocol):
 
 
 class Learner:
-    """Learns from past rounds, by a pure fold over them, so that replaying a recorded trace gives
-    the same states. This default learns nothing."""
+    """Learns from past rounds, by a pure fold over them, so that the same rounds give the same
+    states. This default learns nothing."""
 
     def start(self) -> State:
         """Returns the state before the first round."""
@@ -338,8 +338,9 @@ class Drafter(ABC):
     """Proposes trees of tokens. One object serves every request of a call, numbered from 0.
 
     The schedule folds what is learnt from past rounds into a state that it passes to ``propose``.
-    The drafter itself keeps no learnt state, so that a recorded trace can be replayed. Calls come
-    in this order: encode, prefill, ready; then propose and commit, round after round.
+    The drafter itself keeps no learnt state, so that what is learnt depends on nothing but the
+    rounds. Calls come in this order: encode, prefill, ready; then propose and commit, round after
+    round.
     """
 
     name: ClassVar[str] = "of its own kind"

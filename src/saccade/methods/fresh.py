@@ -21,6 +21,7 @@ The target's rows do not depend on which keys the draft reads, so the answer doe
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -68,7 +69,8 @@ def _parse(axis: str, value: str) -> Refresh | None:
     rounds, row_count = read_digits(every), read_digits(rows)
     if rounds is None:
         raise MethodError(f"refresh={value} is not a number of rounds; 0 never chooses anew")
-    if surplus or not row_count or not DECIMAL_NUMBER.fullmatch(hold):
+    is_hold = DECIMAL_NUMBER.fullmatch(hold) is not None and math.isfinite(float(hold))
+    if surplus or not row_count or not is_hold:
         raise MethodError(
             f"refresh={value} must be N, N-ROWS or N-ROWS-HOLD; 1-8-0.25 chooses keys every round "
             "by the last 8 verified rows; keys that the draft already has count a quarter more"

@@ -25,7 +25,7 @@ costs are the *believed* ones. Where drafting does not pay by costs that no roun
 is tried as if its extra cost were half as high. While drafting pays, an occasional round without a
 draft measures plain decoding again.
 
-The state is computed round by round and holds only numbers, so a recorded trace can be replayed.
+The state is computed round by round and holds only numbers, so the same rounds give the same state.
 When sampling, no measured time enters it, so that the drawn tokens do not depend on the speed of
 the machine. A sampled round is taken to last as long as it is believed to take: to draft and verify
 the levels that were judged, and at least as long as the round that is expected to decode fastest.

@@ -147,6 +147,14 @@ class CostedShape(Shape):
         return self.costs
 
 
+def _parse_rank(text: str) -> int:
+    """Returns a child's rank among its siblings. Raises ValueError for a text that is no number."""
+    rank = read_digits(text)
+    if rank is None:
+        raise ValueError(f"ranks from 0 are whole numbers, and {text!r} is none")
+    return rank
+
+
 @dataclass(frozen=True)
 class Static(Shape):
     """A fixed tree of top-k ranks; a level is one draft forward. Nodes are chosen, not drawn."""
@@ -164,7 +172,7 @@ class Static(Shape):
     def parse(cls, text: str) -> Shape:
         """Parses a tree: ``0,1,0.0,0.1`` has two first tokens, and two more after the first."""
         try:
-            paths = tuple(tuple(int(rank) for rank in path.split(".")) for path in text.split(","))
+            paths = tuple(tuple(map(_parse_rank, path.split("."))) for path in text.split(","))
             check_paths(paths)
         except ValueError as error:
             raise MethodError(

@@ -197,8 +197,8 @@ def upright_rgb(image: Any) -> Image:
         return np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)
     if image.mode == "F":  # Grey as fractions of 1, or as numbers of 8 or of 16 bits.
         numbers = np.nan_to_num(np.asarray(image), nan=0.0, posinf=0.0, neginf=0.0)
-        white = next((most for most in (1, 255) if numbers.max(initial=0) <= most), 65535)
-        grey = np.rint(np.clip(numbers / white, 0, 1) * 255)
+        largest = next((most for most in (1, 255) if numbers.max(initial=0) <= most), 65535)
+        grey = np.rint(np.clip(numbers / largest, 0, 1) * 255)
         return np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         white = PILImage.new("RGBA", image.size, "white")
