@@ -133,7 +133,7 @@ class Model:
                 do_sample, temperature, ...
 
         Raises:
-            VideoInputError, OptionError, ModelError: in one sentence.
+            VideoInputError, OptionError, ModelError: each with a message of one sentence.
         """
         options: dict[str, Any] = {"documents": documents, "frames": frames, "system": system}
         options |= {"exact": exact, "seed": seed}
@@ -262,7 +262,7 @@ class Model:
         ``saccade.answering.live_video``.
 
         Raises:
-            OptionError, ModelError: in one sentence.
+            OptionError, ModelError: each with a message of one sentence.
         """
         _refuse_draft_and_method(settings)
         if isinstance(source, Readable):
@@ -386,8 +386,8 @@ class Chat(AbstractContextManager["Chat"]):
             settings: of this turn alone.
 
         Raises:
-            VideoInputError, OptionError, ModelError: in one sentence; the conversation stays as it
-                was.
+            VideoInputError, OptionError, ModelError: each with a message of one sentence. The
+                conversation stays as it was.
         """
         options: dict[str, Any] = {"documents": documents, "frames": frames, **settings}
         result = self.stream(question, media, **options).finish()[0]
@@ -506,7 +506,8 @@ def load(
             A plain path may name any file.
 
     Raises:
-        ModelError, OptionError, MethodError: in one sentence, if possible before weights are read.
+        ModelError, OptionError, MethodError: each with a message of one sentence, if possible
+            before weights are read.
     """
     for name in others:
         raise OptionError(_refusal(name))

@@ -92,7 +92,7 @@ def compare(
         seed=seed,
         captioner=settings.make_captioner(subject.frames),
         exact=exact,
-        # A method that only ``all`` stands for may fail without ending the comparison.
+        # A method that runs only because of ``all`` may fail without ending the comparison.
         may_refuse=run_setup.unnamed_methods(methods, names),
     )
     if trace is not None:

@@ -26,7 +26,7 @@ class Capability(Enum):
     ATTENTION = "what the target's text attends to, recorded in its prefill"
     COSTS = "the seconds that forwards take on this machine"
     AVERAGES_BEFORE_PROJECTOR = (
-        "rows averaged in blocks before the projector, where the draft's family has them"
+        "visual rows averaged in blocks before the projector, if the draft's family allows it"
     )
     NEWLINE = "a newline in the place of each video"
     CAPTION = "a caption in the place of each video"
@@ -35,6 +35,10 @@ class Capability(Enum):
     # Drafters offer these.
     PLAIN_DECODING = "a drafter that drafts nothing", "drafter=none"
     READS_VIEW = "a drafter that reads what the view keeps", "drafter=model"
+    # A drafter with READS_TARGET_PROMPT does not prefill: it starts from the target's own keys of
+    # the prompt. No part needs that, but the target must then keep the keys behind its windows. A
+    # drafter with TARGET_KEYS also serves views that work on these keys themselves, for example by
+    # choosing among them again during the answer.
     READS_TARGET_PROMPT = "the target itself as the drafter", "drafter=self"
     TARGET_KEYS = (
         "a drafter that picks among the target's own keys",

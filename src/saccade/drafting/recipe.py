@@ -199,8 +199,8 @@ def plan(
         )
         return replace(costs, row_multiple=ROWS) if exact else costs
 
-    # The shape gets the costs at last: as earlier answers corrected them, if there are such costs
-    # and this answer may depend on them, or else as ``measure`` returns them.
+    # Last, the shape gets its costs. If this answer may depend on the timing of earlier answers, it
+    # gets the costs that those have corrected, where there are any. Otherwise it calls ``measure``.
     memory = None
     if Capability.COSTS in shape.needs and not exact and not answer.samples:
         memory = cost_measurement.CorrectedCosts(target, drafting_model, bucket, draft_context)
@@ -211,6 +211,7 @@ def plan(
         return recipe
     planned = replace(recipe, view=view, shape=shape)
     has_model = draft is not None and names_draft_model
+    # A draft of which earlier answers have shown nothing is tried, whatever is expected of it.
     if (
         has_model
         and works_without_model

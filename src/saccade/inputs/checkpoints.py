@@ -90,7 +90,7 @@ def check_checkpoint(name: str, *, weights: bool = True) -> None:
     """
     source = source_of(name)
     check_folder(name, source, weights=weights)
-    must_use_cache(name, source)
+    must_use_cache(name, source)  # Called for the error that it raises.
 
 
 def must_use_cache(name: str, source: str) -> bool:

@@ -238,7 +238,8 @@ class Cache:
         """
         if self.states is not None:
             self.states.commit_path(path)
-        # The first tokens of the path are often in their places already: two of the path (0, 1, 4).
+        # The first tokens of the path are often in their places already. Of the path (0, 1, 4) the
+        # first two are, and only the third has to move, from place 4 to place 2.
         in_place = sum(place == node for place, node in enumerate(path))
         old_length = self.length
         start = old_length + in_place
@@ -343,8 +344,9 @@ class Cache:
     def _window_rows_at(self, length: int) -> dict[int, LayerRows]:
         """Returns, for each layer with a window, the rows that the row at ``length`` sees.
 
-        If they are still held, they come with the rows that cutting back ``ROWS_TO_CUT_BACK``
-        tokens needs, as far as those are held. Otherwise they are the saved window.
+        If these rows are still held, they come with the earlier ones that would be seen again after
+        cutting back ``ROWS_TO_CUT_BACK`` tokens, as far as those are held. If not, they are the
+        window that was saved at ``length``; at length 0 there are none.
         """
         if length >= self._first_length:
             rows = {}
@@ -559,15 +561,15 @@ class Pages:
         """Attends row by row: over the pages that the row's queries choose, and over the other rows
         of the draft's ``cache``.
 
-        ``keys`` and ``values`` are those of ``cache``. For each row of ``q`` its first rows are
-        overwritten with the chosen pages.
+        ``keys`` and ``values`` are those of ``cache``, without a copy. For each row of ``q`` the
+        first rows of ``cache`` are overwritten with the pages that this row chooses.
         """
         new = q.shape[1]
         outputs = []
         for row in range(new):
             row_q = q[:, row : row + 1]
             self.copy_best_pages(cache, layer, row_q * scale)
-            # ``bias`` repeats its rows for every query head of a group.
+            # ``bias`` has its ``new`` rows once, or repeated for every query head of a group.
             row_bias = None if bias is None else bias[row::new]
             outputs.append(attend_to_keys(row_q, keys, values, row_bias, scale))
         return torch.cat(outputs, 1)

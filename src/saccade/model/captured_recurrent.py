@@ -84,6 +84,8 @@ def can_be_captured(backbone: Backbone) -> bool:
 
     All its modules must be the library's, unchanged, on one device.
     """
+    # A model that is stopped after its first layers may have no layer with keys among them. It can
+    # be captured all the same if the whole model, whose pool it uses, has such layers.
     full = backbone.full_backbone or backbone
     is_hybrid = bool(backbone.mixers) and bool(full.key_layer_count)
     is_split = backbone.shares.count > 1  # Over several processes.
@@ -357,14 +359,16 @@ class StaticRows:
 
 
 def solve_in_blocks(overlap: Float[Tensor, "*batch row row"], right: Tensor) -> Tensor:
-    """Solves the triangular system of a tree's rows by products of matrices, which every GPU can
-    capture.
+    """Returns x, where (1 + L) x = ``right`` and L is the part of ``overlap`` below its diagonal.
+
+    This is the triangular system of a tree's rows. It is solved by products of matrices alone,
+    because these can be captured on every GPU.
 
     Blocks of few rows are solved one after another, each by its inverse. The matrix of a block is
-    1 - N, where N has zeros on the diagonal and above it. For n rows N^n is zero, so the inverse is
-    the sum of the powers of N below n. For n = 4 it is 1 + N + N^2 + N^3 = (1 + N^2)(1 + N), and
-    for larger n there are further factors 1 + N^4 and so on. Entries of N are at most 1, so powers
-    of so few rows stay small.
+    1 - N, where N is -L within the block. For n rows N^n is zero, so the inverse is the sum of the
+    powers of N below n. For n = 4 it is 1 + N + N^2 + N^3 = (1 + N^2)(1 + N), and for larger n
+    there are further factors 1 + N^4 and so on. No entry of N is above 1 in size and a block has
+    few rows, so the powers of N stay small.
     """
     rows = overlap.shape[-1]
     parts: list[Tensor] = []
@@ -440,18 +444,23 @@ class RecurrentGraphs(CudaGraphs):
         if size is None or size.requests > MAX_REQUESTS or scored > EARLIER_SIZES[-1]:
             return None
         if any(segment.scored_nodes and segment.committed_rows for segment in segments):
-            # The nodes that were scored before follow the rows that this forward commits. But in
-            # ``StaticRows`` a request's earlier nodes come before all rows of the forward.
+            # No session makes such a segment (see ``tree_mask``), and ``StaticRows`` could not
+            # describe it: there a request's earlier nodes come before all rows of the forward, the
+            # committed ones included.
             return None
         if size.hidden_layers:
-            # Modules write hidden states to the caches of a forward's segments, and a captured
-            # forward is run without segments.
+            # These layers' hidden states have to be written to the requests' caches. A forward
+            # finds the caches by its segments, and a captured forward is run without segments.
             return None
         earlier = next(count for count in EARLIER_SIZES if count >= scored)
         return RecurrentSize(size.requests, size.rows, size.tail, size.keys, earlier=earlier)
 
     def _rows_of(self, size: Size) -> StaticRows:
-        """Returns the rows of a size. Sizes that differ only in their keys or tail share them."""
+        """Returns the rows of a size.
+
+        Sizes that differ only in how many keys attention reads (``keys``), or in how many of these
+        have a mask (``tail``), share their rows.
+        """
         assert isinstance(size, RecurrentSize)
         key = size.requests, size.rows, size.earlier
         if key not in self._rows:

@@ -85,8 +85,9 @@ def visible_keys(
     key_count = segment.first_key + new
     mask = segment.mask
     masked_keys = mask.shape[1]
-    # The key of the tree's first node. A segment has committed rows and then the tree's nodes. Or
-    # it has nodes alone, and nodes that were scored earlier have the keys right before it.
+    # The cache row of the tree's first node. If a segment has committed rows, all nodes of the tree
+    # come after them in it. If it has none, earlier forwards may have scored the first nodes of the
+    # tree, and their keys are right before the segment's own.
     tree_start = segment.first_key - segment.scored_nodes + segment.committed_rows
     visible = torch.ones(new, key_count, dtype=torch.bool)
     visible[:, key_count - masked_keys :] = mask
@@ -164,9 +165,9 @@ def last_visible_rows(
     None where no row sees a key after itself.
 
     For example, it is 0, 3, 3, 3, 4 for a row of text, a picture of three rows that see each other,
-    and a row of text. Raises ValueError for a mask that these numbers and the ``window`` do not
-    describe. They describe one in which each row sees the keys up to itself that are in its window,
-    and of the later keys in its window exactly those of rows with the same last key.
+    and a row of text. Raises ValueError unless the mask follows from these numbers and the
+    ``window``: each row must see every key up to itself, and every later key whose row has the same
+    number, but only as far as these keys are in its window, and no other key.
     """
     length = len(mask)
     places = torch.arange(length, device=mask.device)

@@ -26,7 +26,7 @@ CALIBRATION_SEED = 30_000_000
 CALIBRATION_CLIPS = 4  # ``calibrate`` searches on half of them and checks on the other half.
 CLIP_FRAMES = 64
 CLIP_SIDE = 224  # Pixels.
-DEMO_SEED = 20_000_002  # The pair was not trained on this scene.
+DEMO_SEED = 20_000_002  # The embedded pair was not trained on this scene.
 EXAMPLE_SECONDS = 8.0
 
 
@@ -95,7 +95,10 @@ def suites() -> dict[str, DrawnSuite]:
 
 
 def default_suites() -> list[DrawnSuite]:
-    """Returns the suites that ``saccade bench --suite all`` stands for: each task, short clips."""
+    """Returns the suites that ``saccade bench --suite all`` stands for.
+
+    There is one for each of ``TASKS``, at its shortest length.
+    """
     from saccade.world.suites import TASKS
 
     return [suite for name, suite in suites().items() if name in TASKS]
