@@ -166,7 +166,7 @@ def plan(
         self_plan = plan(self_recipe, target, None, context, exact, phase, answer)
         return self_plan if self_plan.shape.is_expected_to_pay() else _without_drafts(self_plan)
     # The model whose steps cost time, which is the target if it drafts for itself.
-    reads_target_keys = Capability.TARGET_KEYS in recipe.drafter.offers
+    reads_target_keys = Capability.READS_TARGET_PROMPT in recipe.drafter.offers
     if draft is None or (reads_target_keys and not is_rounded_target):
         drafting_model = target
     else:
