@@ -1,4 +1,9 @@
-"""Makes the tables of docs/numbers.md from stored runs and nothing else."""
+"""Makes the tables of docs/numbers.md, the page of main results, from stored runs alone.
+
+``auto`` is the default method. It is compared with plain decoding, with transformers' ``generate``
+and with the best fixed method: the one that decodes a suite in the fewest seconds of all methods
+that do not choose how to draft.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,9 @@ from saccade.bench.comparison import BASELINE
 from saccade.bench.records import Answer
 
 AUTO, GENERATE = "auto", "hf"
-OTHER_KINDS = ("hf", "draft")  # Prefixes of what is no method of ours.
+# A row of a run with one of these prefixes is no method that decodes for the target: "hf" are
+# transformers' ways to decode, and "draft" is the draft that answers alone.
+NOT_OUR_METHODS = ("hf", "draft")
 BEGIN = "<!-- `python -m lab numbers` writes {name} from here -->"
 END = "<!-- to here -->"
 QUESTIONS = {
@@ -28,6 +35,7 @@ QUESTIONS = {
     "shapes-qa": "answers of a few words",
     "shapes-caption-2k": "descriptions of a longer clip",
 }
+# Ratios with a goal that compare no suite with its best method, in a reader's words.
 RATIOS = {
     ("whole-256", "best / ar, end to end"): "answers of exactly 256 tokens: whole, × plain",
     ("useless", "auto / ar, decoding, random weights"): "a draft of noise: decoding, × plain",
@@ -111,7 +119,7 @@ def _beside_best(by_method: Mapping[str, Sequence[Answer]]) -> str:
     seconds = {
         method: sum(answer.decode for answer in answers)
         for method, answers in by_method.items()
-        if not method.startswith(OTHER_KINDS)
+        if not method.startswith(NOT_OUR_METHODS)
     }
     own = seconds.pop(AUTO)
     best = min(seconds, key=lambda method: seconds[method])
@@ -137,7 +145,10 @@ def missed_goals(results: Path) -> Iterator[str]:
 
 
 def _in_words(ratio: Mapping[str, Any]) -> str:
-    """Returns what a ratio with a goal compares, in a reader's words."""
+    """Returns what a ratio with a goal compares, in a reader's words.
+
+    The name of most ratios ends in a suite, as in "auto / best fixed method, decoding, shapes-qa".
+    """
     suite = ratio["name"].rpartition(", ")[2]
     if suite in QUESTIONS:
         return f"{QUESTIONS[suite]}: decoding, × the best fixed method"
@@ -153,18 +164,19 @@ def requests_at_once(results: Path) -> Iterator[str]:
     runs = [
         _runs_by_requests(_stored_json(results / f"pool{each.suffix}.json")) for each in PROCESSORS
     ]
-    for rows in runs[0]:
+    for requests in runs[0]:
         cells = []
         for run in runs:
-            auto, plain = run[rows][AUTO], run[rows][BASELINE]
+            auto, plain = run[requests][AUTO], run[requests][BASELINE]
             cells += [
                 f"{auto[measure] / plain[measure]:.2f}"
                 for measure in ("tokens_per_second", "first_token")
             ]
-        yield f"| {rows} | {' | '.join(cells)} |"
+        yield f"| {requests} | {' | '.join(cells)} |"
 
 
 def _runs_by_requests(pool: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Mapping[str, Any]]]:
+    """Returns the stored runs by the number of requests at once, then by method."""
     runs: dict[int, dict[str, Mapping[str, Any]]] = {}
     for run in pool:
         runs.setdefault(run["rows"], {})[run["method"]] = run
@@ -186,6 +198,7 @@ def beside_peers(stored: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _medians(stored: Mapping[str, Any], name: str) -> dict[str, float] | None:
+    """Returns the median figures of the engine in this row; None if it could not run."""
     turns = [
         peers.figures(peers.Turn(tuple(run["ids"]), run["first"], run["total"], run["early"]))
         for run in stored["runs"]

@@ -30,11 +30,12 @@ def options_table() -> str:
             lines += ["", f"## {title}", "", "| option | what it does | commands |", "|-|-|-|"]
         for (_, option, text), names in rows:
             lines.append(f"| `{option}` | {text} | {', '.join(_shorten(names))} |")
-    return "\n".join(lines[1:]) + "\n"
+    without_first_blank = lines[1:]
+    return "\n".join(without_first_blank) + "\n"
 
 
 def _shorten(commands: list[str]) -> list[str]:
-    """Returns the commands, with one word for all of ``ANSWERING`` where they are among them."""
+    """Returns the commands, where "all" stands for those in ``ANSWERING`` if none is missing."""
     answering = [f"`{name}`" for name in ANSWERING]
     if not {*answering} <= {*commands}:
         return commands
@@ -52,7 +53,8 @@ def _documented_options() -> Iterator[tuple[str, str, str, str]]:
             option, text = (" ".join(part.split()).replace("|", "\\|") for part in record)
             # Two brackets side by side would be a link to a heading that does not exist.
             text = text.replace("[", "\\[")
-            option = option.replace(" range>", ">")  # The text names the range.
+            # "<integer range>" becomes "<integer>", because ``text`` says what the range is.
+            option = option.replace(" range>", ">")
             yield (
                 command,
                 section_by_parameter.get(str(parameter.name), OTHER_OPTIONS),
@@ -62,7 +64,10 @@ def _documented_options() -> Iterator[tuple[str, str, str, str]]:
 
 
 def _all_commands(command: Any, parent: Any, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """Yields every command's full name, its groups' names included, with its context."""
+    """Yields every command's full name, its groups' names included, with its context.
+
+    ``names`` are the names that lead to ``command``; they are empty for the program itself.
+    """
     context = typer.Context(command, parent=parent, info_name=names[-1] if names else "saccade")
     if names:
         yield f"`{' '.join(names)}`", context

@@ -94,7 +94,11 @@ def teacher_forced_argmax(model: Any, prompt: Prompt, tokens: Sequence[int]) -> 
 
 
 def attention_mass(model: Any, prefill: Prefill) -> Float[Tensor, "layer kv_head seen"]:
-    """Returns ``Prefill.mass`` computed from the full attention matrices of eager attention."""
+    """Returns what ``Prefill.mass`` should be, from the full matrices of eager attention.
+
+    It is the attention that each visual key gets: the mean over the text queries after the last
+    visual row, and over the query heads that share a KV head.
+    """
     prompt = prefill.prompt
     text = model.get_decoder()
     before = text.config._attn_implementation
@@ -114,11 +118,13 @@ def attention_mass(model: Any, prefill: Prefill) -> Float[Tensor, "layer kv_head
             )
     finally:
         text.config._attn_implementation = before
+    # Fixed rows are a tower's, such as sound, and so no text.
     is_query = ~prompt.fixed
-    is_query[: int(prompt.visual.nonzero().max()) + 1] = False
+    last_visual = int(prompt.visual.nonzero().max())
+    is_query[: last_visual + 1] = False
     mass = []
     for weights in out.attentions:
-        rows = weights[0][:, is_query][..., prompt.visual].float().mean(1)
-        heads = text.config.num_key_value_heads
-        mass.append(rows.view(heads, -1, rows.shape[-1]).mean(1))
+        by_query_head = weights[0][:, is_query][..., prompt.visual].float().mean(1)
+        kv_heads = text.config.num_key_value_heads
+        mass.append(by_query_head.view(kv_heads, -1, by_query_head.shape[-1]).mean(1))
     return torch.stack(mass)

@@ -1,4 +1,8 @@
-"""Makes docs/results/speed.md from stored runs: every ratio with a goal, and its seconds."""
+"""Makes docs/results/speed.md, which shows every ratio of speeds that has a goal.
+
+The page is made from stored runs of ``python -m lab speed`` and of ``saccade compare``. A run of
+the former consists of parts: some clips of a suite, with the methods that answered them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,9 @@ SACCADE_CACHE=$(mktemp -d) python -m lab speed --threads 2 --json --out docs/res
 saccade compare CLIP --every-frame --threads 2 --json
 ```
 """
-FIXED_EXCEPT = ("auto", "ar", "hf")  # What is no fixed way to draft.
+# All other methods draft in a fixed way. ``auto`` decides how to draft, and the last two draft
+# nothing.
+METHODS_NOT_FIXED = ("auto", "ar", "hf")
 COMPARISONS = {
     "compare.json": "with a C compiler",
     "compare-torch.json": "where no C compiler is found",
@@ -89,11 +95,15 @@ def _comparison_section(where: str, stored: Mapping[str, Any]) -> Iterator[str]:
         "| clip | tokens | `auto` / `ar`, decoding | whole | `auto` / `hf`, decoding | "
         "`auto` / best fixed | which |\n|-|-|-|-|-|-|-|"
     )
-    columns: list[tuple[float, ...]] = []
+    ratios_by_clip: list[tuple[float, ...]] = []
     for clip, run in stored.items():
         methods = run["methods"]
         auto = methods["auto"]
-        fixed = {m: row["decode_seconds"] for m, row in methods.items() if m not in FIXED_EXCEPT}
+        fixed = {
+            method: row["decode_seconds"]
+            for method, row in methods.items()
+            if method not in METHODS_NOT_FIXED
+        }
         best = min(fixed, key=lambda method: fixed[method])
         ratios = (
             auto["speedup_decode"],
@@ -101,8 +111,9 @@ def _comparison_section(where: str, stored: Mapping[str, Any]) -> Iterator[str]:
             methods["hf"]["decode_seconds"] / auto["decode_seconds"],
             fixed[best] / auto["decode_seconds"],
         )
-        columns.append(ratios)
+        ratios_by_clip.append(ratios)
         cells = " | ".join(f"{ratio:.2f}" for ratio in ratios)
         yield f"| {clip} | {auto['tokens']} | {cells} | `{best}` |"
-    medians = " | ".join(f"{median(column):.2f}" for column in zip(*columns, strict=True))
+    columns = zip(*ratios_by_clip, strict=True)
+    medians = " | ".join(f"{median(column):.2f}" for column in columns)
     yield f"| median | | {medians} | |\n"

@@ -1,4 +1,8 @@
-"""Judges the papers' claims from stored runs, and makes the page of what holds here."""
+"""Judges the papers' claims from stored runs, and makes the page of what holds here.
+
+A module for each paper lists its claims, each with the function that judges it. ``lab.claims.rule``
+has the rule by which all of them do. A finding is a verdict with the numbers that it rests on.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +126,11 @@ def _findings() -> Iterable[str]:
 def _machines_table(
     findings: Mapping[str, list[tuple[Claim, Finding]]], results: StoredResults
 ) -> Iterable[str]:
-    """Yields where the runs and figures were made that decide, and which decide by seconds."""
+    """Yields on which machine each run and figure was made by which some claim is judged.
+
+    Those that are judged by seconds, which depend on the machine, have rows apart from those that
+    are judged by counts of tokens.
+    """
     deciding = {
         (finding.source, any(each.unit.is_time for each in finding.comparisons))
         for own in findings.values()

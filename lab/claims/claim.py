@@ -1,7 +1,9 @@
 """Defines a paper's claim, and the stored runs and figures by which it is judged.
 
-The results lie under ``docs/results``. ``lab.claims.rule`` has the one rule. What is here turns
-stored answers into comparisons, always over every suite of a run and on the same items.
+The results lie under ``docs/results``. A run has answers to whole suites of questions, and a figure
+has the numbers of one study. ``StoredResults`` turns them into comparisons, always over every suite
+of a run and on the same items, and ``lab.claims.rule`` makes a verdict of these. A module for each
+paper, such as ``lab.claims.sage``, lists its claims.
 """
 
 from __future__ import annotations
@@ -147,7 +149,10 @@ class StoredResults:
         turns: Turns = "all",
         premise: Premise | None = None,
     ) -> Finding:
-        """Judges methods of a run against each other, on the same questions of every suite."""
+        """Judges methods of a run against each other, on the same questions of every suite.
+
+        Each pair is compared in each suite by the values of ``measured``, question by question.
+        """
         methods = [name for _, *both in pairs for name in both]
         suites = self.every_suite(run, measured.unit, methods, turns)
         comparisons = [
@@ -172,7 +177,11 @@ class StoredResults:
         turns: Turns = "all",
         premise: Premise | None = None,
     ) -> Finding:
-        """Judges one value of each answer of a method against a number, in every suite."""
+        """Judges one value of each answer of a method against a number, in every suite.
+
+        ``measures_by_label`` has a method, and what is measured on its answers, by what the page
+        calls it.
+        """
         methods = [method for method, _ in measures_by_label.values()]
         suites = self.every_suite(run, unit, methods, turns)
         comparisons = [
@@ -185,7 +194,10 @@ class StoredResults:
     def every_suite(
         self, run: str, unit: Unit, methods: Sequence[str], turns: Turns = "all"
     ) -> Suites:
-        """Returns every suite of a run that has such turns."""
+        """Returns every suite of a run that has such turns of conversations, as a claim's suites.
+
+        How many items they have is counted in the answers of the first of ``methods``.
+        """
         answers = {
             suite: [a for a in self.answers(run, suite, methods[0]) if _is_of(a, turns)]
             for suite in self.suites(run)
@@ -257,7 +269,10 @@ class StoredResults:
         return {question: mean(values) for question, values in by_question.items()}
 
     def rows(self, file: str, kind: str, command: str) -> Any:
-        """Returns one list of a stored file on real weights; ``command`` makes the file."""
+        """Returns the rows of one kind in a stored file on real weights, such as "measured".
+
+        ``command`` is the command of the lab that makes the file.
+        """
         path = self.folder / file
         if not path.is_file():
             raise OptionError(f"{path} is missing: python -m lab {command} makes it")
@@ -277,12 +292,16 @@ def json_suites(
     results: StoredResults, file: str, unit: Unit, items: int, methods: Sequence[str], where: str
 ) -> Suites:
     """Returns one kind of document as the only suite of a verdict on real weights."""
+    # The answers of that file are about clips, and those of all others about text.
     tokens = "512" if file == "seeing.json" else "0"
     return Suites(file, (where,), tokens, items, results.why_outdated(file, unit, methods))
 
 
 def _dimensions(numbers: object) -> set[tuple[str, ...]]:
-    """Returns the keys of every mapping in a figure's numbers, a tuple for each mapping."""
+    """Returns the keys of every mapping in a figure's numbers, a tuple for each mapping.
+
+    The panels, rows or drafts of a figure are the keys of one of its mappings.
+    """
     if not isinstance(numbers, dict):
         return set()
     names = tuple(" ".join(str(name).split()) for name in numbers)
@@ -290,10 +309,13 @@ def _dimensions(numbers: object) -> set[tuple[str, ...]]:
 
 
 def _is_of(answer: Answer, turns: Turns) -> bool:
-    return turns == "all" or (answer.turn > 0) == (turns == "later")
+    """Returns whether an answer is one of these turns: all of them, the first or the later ones."""
+    is_later = answer.turn > 0
+    return turns == "all" or is_later == (turns == "later")
 
 
 def _path_of(folder: Path, name: str) -> Path:
+    """Returns the file of a figure ("figure sage-plan"), a JSON file or a run ("sage-2k")."""
     if name.startswith("figure "):
         return folder / "figures" / f"{name.removeprefix('figure ')}.json"
     return folder / name if name.endswith(".json") else folder / name / "results.jsonl.gz"

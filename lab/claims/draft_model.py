@@ -1,8 +1,11 @@
-"""Judges claims about the views and shapes of a draft model again on real weights.
+"""Judges claims about a draft model's views and shapes again, on weights that others trained.
 
-Acceptance is over the documents and questions of ``real-drafts.json``, which ``python -m lab text``
-makes. The draft is the target with rounded weights. It costs what the target does, so no claim
-about seconds is judged here.
+The claims page judges every claim on the embedded pair first, and shows these verdicts in its last
+column. The answers are those in ``real-drafts.json``, which ``python -m lab text`` makes: over
+documents, which take the place of the papers' videos, and to questions without one. The draft is
+the target with rounded weights. It costs what the target does, so no claim about seconds is judged
+here. A row is one method's stored answer, and ``row["taken"]`` has the accepted tokens of each
+round.
 """
 
 from __future__ import annotations
@@ -43,14 +46,14 @@ Pair = tuple[str, str, str]
 
 
 class AnswerClaim(NamedTuple):
-    """What a claim says of one number of each answer."""
+    """A claim that the mean of one number of each answer lies in a range."""
 
     unit: Unit
-    value: Callable[[Row], float]
+    value: Callable[[Row], float]  # Computes the number from an answer.
     claimed: Claimed
 
 
-# These are SpecVLM's.
+# The claims of SpecVLM that have this form.
 STEADY_ACCEPTANCE = AnswerClaim(
     specvlm.FIRST_ROUNDS, lambda row: specvlm.first_rounds_ratio(tuple(row["taken"])), SAME
 )
@@ -65,6 +68,10 @@ SHARE_WRITTEN = AnswerClaim(
 
 
 def _rows(results: StoredResults, kind: str, where: str) -> Sequence[Row]:
+    """Returns the stored rows of one list of the file about one kind of question.
+
+    The list "measured" has an answer a row, and "looked" the entropies along an answer.
+    """
     return rows_by_task(results.rows(results.draft_model_file, kind, "text"))[where]
 
 
@@ -82,7 +89,12 @@ def _compare(
     where: Sequence[str] = (DOCUMENTS,),
     first: int | None = None,
 ) -> Finding:
-    """Judges accepted tokens of methods against each other, on the same questions."""
+    """Judges accepted tokens of methods against each other, on the same questions.
+
+    A pair is (label, method, method that it is compared with). ``where`` has the kinds of
+    questions. If ``first`` is given, only rounds that begin within so many tokens of an answer
+    count.
+    """
     comparisons = [
         paired(
             label,
@@ -120,6 +132,10 @@ def judge_accuracy_kept(results: StoredResults) -> Finding:
 
 
 def judge_pruning_at_random(results: StoredResults, keep: float) -> Finding:
+    """Judges what a random share ``keep`` of the document leaves of the accepted tokens.
+
+    Where it is a half or more, the claim is that they stay the same, and below that they fall.
+    """
     method = RANDOM.format(keep) if keep else f"{WHOLE_DOCUMENT}/view=none"
     claimed = SAME if keep >= 0.5 else printed(0, SAME.low)
     pairs = [(f"{keep:g} kept", method, WHOLE_DOCUMENT)]
@@ -164,23 +180,23 @@ def judge_share_written(results: StoredResults) -> Finding:
 def judge_entropy_correlation(results: StoredResults) -> Finding:
     unit = sage.AUTOCORRELATION
     comparisons: list[Comparison] = []
-    items = []
+    answer_counts = []
     for where in (SUMS, CODE, DOCUMENTS):
         traces = [row["entropies"] for row in _rows(results, "looked", where)]
         traces = [trace for trace in traces if len(trace) >= MIN_TOKENS]
-        by_question = [autocorrelations(trace) for trace in traces]
-        line = [interval_over_clips(at) for at in zip(*by_question, strict=True)]
-        noise = white_noise_band([len(trace) for trace in traces])
-        items.append(len(traces))
+        by_answer = [autocorrelations(trace) for trace in traces]  # Each has a value for each lag.
+        by_lag = [interval_over_clips(values) for values in zip(*by_answer, strict=True)]
+        noise_by_lag = white_noise_band([len(trace) for trace in traces])
+        answer_counts.append(len(traces))
         comparisons += [
-            of_intervals(f"lag {lag}", where, unit, value, float(most), len(traces))
-            for lag, (value, most) in enumerate(zip(line, noise, strict=True), start=1)
+            of_intervals(f"lag {lag}", where, unit, interval, float(noise), len(traces))
+            for lag, (interval, noise) in enumerate(zip(by_lag, noise_by_lag, strict=True), start=1)
         ]
     suites = Suites(
         results.draft_model_file,
         (SUMS, CODE, DOCUMENTS),
         "0",
-        min(items),
+        min(answer_counts),
         results.why_outdated(results.draft_model_file, unit),
     )
     return judge_by_rule(suites, unit, MORE, comparisons)

@@ -1,9 +1,10 @@
 """Judges a claim by the one rule of the claims page.
 
 A verdict compares values of the same item, in one unit, over every suite of the run that decides.
-Each comparison is a mean with its 95 % bootstrap interval over items. A claim states a range, and
-only five ranges exist besides the numbers that a paper prints. No claim has a threshold, a unit or
-a choice of suites of its own, because there is no other way to make a ``Finding``.
+Each comparison is a mean with its 95 % bootstrap interval over items. A claim states a range for
+it: mostly one of the named ranges below, or the numbers that a paper prints (``printed``).
+``judge`` then gives the verdict, in the same way for every claim. A module for each paper, such as
+``lab.claims.sage``, makes the comparisons.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ class UnitsDiffer(OptionError):
 
 @dataclass(frozen=True)
 class Unit:
-    """What is counted, and whether two values are compared by their difference or their ratio."""
+    """What is counted, and how: as the difference or the ratio of two values, or as one value."""
 
     name: str
     compared_by: Literal["difference", "ratio", "value"]
-    is_time: bool = False
-    digits: int = 2
+    is_time: bool = False  # Whether it is made of seconds, which depend on the machine.
+    digits: int = 2  # After the point, in text.
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,10 @@ class Suites:
     ``outdated`` says why the run cannot decide any more, or is empty.
     """
 
-    source: str
+    source: str  # The name of the run, figure or file.
     names: tuple[str, ...]
-    visual_tokens: str
-    items: int
+    visual_tokens: str  # Of a prompt, in words: "256" or "256 to 2,048".
+    items: int  # Of the suite with the fewest.
     outdated: str = ""
 
 
@@ -108,10 +109,10 @@ class Suites:
 class Comparison:
     """One mean over the items of one suite, with its interval."""
 
-    label: str
+    label: str  # What is compared, as the page calls it.
     suite: str
     unit: Unit
-    interval: Interval
+    interval: Interval  # (mean, low, high).
     items: int
 
     def is_within(self, claimed: Claimed) -> bool:
@@ -178,19 +179,21 @@ def of_intervals(
 ) -> Comparison:
     """Compares two stored means with intervals, where the values of items are not stored.
 
-    The interval of the comparison is as wide as the two can make it, so that it never claims more
-    than pairs would. ``other`` may be a number.
+    The interval of the comparison is as wide as the two can make it: from the lower end of one with
+    the upper end of the other, to the reverse. [3, 4] less [1, 2] becomes [1, 3]. ``other`` may be
+    a number.
     """
-    middle, low, high = (other,) * 3 if isinstance(other, float) else other
+    own_mean, own_low, own_high = own
+    other_mean, other_low, other_high = (other,) * 3 if isinstance(other, float) else other
     if unit.compared_by == "ratio":
-        interval = (own[0] / middle, own[1] / high, own[2] / low)
+        interval = (own_mean / other_mean, own_low / other_high, own_high / other_low)
     else:
-        interval = (own[0] - middle, own[1] - high, own[2] - low)
+        interval = (own_mean - other_mean, own_low - other_high, own_high - other_low)
     return Comparison(label, suite, unit, interval, items)
 
 
 def computed(label: str, unit: Unit, value: float) -> Comparison:
-    """Returns a number of arithmetic, which has no spread."""
+    """Returns a computed number, which has no spread and needs no items to be judged."""
     return Comparison(label, "arithmetic", unit, (value, value, value), MIN_ITEMS)
 
 
@@ -312,6 +315,7 @@ def _mean_interval(label: str, values: Sequence[float]) -> Interval:
 
 
 def _number_text(claimed: Claimed, comparisons: Sequence[Comparison]) -> str:
+    """Returns the comparisons in words: a few of them one by one, or the two extremes of many."""
     if len(comparisons) <= MAX_LISTED:
         return "; ".join(_named_interval(each, comparisons) for each in comparisons)
     within = sum(each.is_within(claimed) for each in comparisons)
@@ -323,11 +327,16 @@ def _number_text(claimed: Claimed, comparisons: Sequence[Comparison]) -> str:
 
 
 def _named_interval(each: Comparison, among: Sequence[Comparison]) -> str:
-    has_labels = each.suite == ARITHMETIC.source or len({other.label for other in among}) > 1
-    has_suites = len({other.suite for other in among}) > 1
-    names = [each.label] * has_labels + [each.suite] * has_suites
-    is_point = each.interval[1] == each.interval[2]
+    """Returns an interval as text, after those names of it that tell it from the others."""
+    names = []
+    if each.suite == ARITHMETIC.source or len({other.label for other in among}) > 1:
+        names.append(each.label)
+    if len({other.suite for other in among}) > 1:
+        names.append(each.suite)
+    middle, low, high = each.interval
     digits = each.unit.digits
-    point = f"{round(each.interval[0], digits) + 0.0:.{digits}f}"
-    number = point if is_point else interval_text(each.interval, digits)
+    if low == high:
+        number = f"{round(middle, digits) + 0.0:.{digits}f}"  # Adding 0.0 turns -0.0 into 0.0.
+    else:
+        number = interval_text(each.interval, digits)
     return f"{', '.join(names)} {number}".strip()

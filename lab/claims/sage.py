@@ -1,4 +1,9 @@
-"""SAGE's claims, its theory included, and how each is judged on the embedded pair."""
+"""SAGE's claims, its theory included, and how each is judged on the embedded pair.
+
+SAGE grows a deep, narrow tree where the draft is confident, and a wide, shallow one where it is
+not. Its confidence alpha is 1 minus the normalised entropy of the draft's ten likeliest tokens. Its
+theorems are judged on examples (``lab.claims.theory``), and its other claims on stored answers.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +45,7 @@ from lab.studies.sage import CALIBRATED_SAGE as SAGE
 from lab.studies.specvlm import LAMBDA
 from saccade.bench.records import Answer
 
+# The method of Algorithm 1, which plans the whole next tree from one law.
 TO_THE_LETTER = f"sage-paper/lambda={LAMBDA}"
 RUN = "sage-2k"
 AUTOCORRELATION = Unit("autocorrelation less white noise's 97.5 %", "difference")
@@ -48,14 +54,14 @@ GAP = Unit("SAGE over SpecVLM in accepted tokens, ratio", "ratio")
 PLANNING = Unit("planning's share of an answer's seconds", "value", is_time=True, digits=4)
 RISE = Unit("accepted share of places, more than one fifth of alpha below", "difference")
 WHOLE_PATHS = Unit("share of confident paths accepted whole", "value")
-ALL = Claimed(1 - 1e-9, math.inf, "value")
+ALL = Claimed(1 - 1e-9, math.inf, "value")  # All of something: a share of 1, up to rounding.
 PROBABILITY = Unit("p_1 less its bound", "difference")
 AGREEMENT = Unit("whether the arg-maxes agree", "value", digits=0)
 EXPECTATION = Unit("formula less the distribution's mean", "value", digits=0)
 DEPTH = Unit("formula less true optimum, levels", "value", digits=0)
 WIDTH_GROWTH = Unit("growth of the best width with q_1, exponent over the formula's", "ratio")
 WIDTH_BENEFIT = Unit("S(10)/S(1) at q_1 .2 less at .8", "difference")
-DEPTH_CASES = ((0.5, 10), (0.8, 5), (0.8, 10), (0.9, 10), (0.9, 30))
+DEPTH_CASES = ((0.5, 10), (0.8, 5), (0.8, 10), (0.9, 10), (0.9, 30))  # (p, c_t / c_d)
 WIDTH_CASES = tuple(product((0.02, 0.05, 0.1), (0.25, 0.5, 0.75)))  # (c_d, beta), c_t is 1.
 LOW, HIGH = 0.2, 0.8  # Of q_1, the first candidate's chance.
 
@@ -184,15 +190,16 @@ def judge_smooth_acceptance(results: StoredResults) -> Finding:
     suites = results.figure_suites("sage-confidence", RISE, tuple(by_draft))
     comparisons = []
     for draft, clips in by_draft.items():
+        # Each clip has the accepted share of the tokens in each fifth of alpha, or None where a
+        # fifth has no tokens. Only clips that have tokens in both fifths are compared.
         for fifth in range(1, BINS):
-            both = {
-                clip: shares[fifth - 1 : fifth + 1]
-                for clip, shares in enumerate(clips)
-                if None not in shares[fifth - 1 : fifth + 1]
-            }
-            if both:
+            below: dict[int, float] = {}
+            above: dict[int, float] = {}
+            for clip, shares in enumerate(clips):
+                if shares[fifth - 1] is not None and shares[fifth] is not None:
+                    below[clip], above[clip] = shares[fifth - 1], shares[fifth]
+            if below:
                 label = f"alpha to {(fifth + 1) / BINS:g} less to {fifth / BINS:g}"
-                below, above = ({clip: own[at] for clip, own in both.items()} for at in (0, 1))
                 comparisons.append(paired(label, draft, RISE, above, below))
     return judge_by_rule(suites, RISE, MORE, comparisons)
 
@@ -283,25 +290,29 @@ def judge_depth_formula(results: StoredResults) -> Finding:
 
 
 def judge_width_formula(results: StoredResults) -> Finding:
-    """Judges the exponent by which the best width of Eq. 36-37, as printed, grows with q_1."""
+    """Judges the exponent by which the best width grows with q_1, the first candidate's chance.
+
+    By Theorem 4.8 it is 1 / (1 + beta). The true one is that of the width at which Eq. 36-37 are
+    highest, from one value of q_1 to another.
+    """
     ratios = {}
     for cost, beta in WIDTH_CASES:
         low, high = (theory.best_width(q, cost, beta) for q in (LOW, HIGH))
         exponent = math.log(high / low) / math.log(HIGH / LOW)
-        ratios[f"c_d {cost}, beta {beta}"] = exponent * (1 + beta)
+        ratios[f"c_d {cost}, beta {beta}"] = exponent * (1 + beta)  # Over the theorem's.
     worst = worst_case(WIDTH_GROWTH, SAME, ratios)
     return judge_by_rule(ARITHMETIC, WIDTH_GROWTH, SAME, [worst])
 
 
 def judge_width_insight(results: StoredResults) -> Finding:
-    """Judges whether ten candidates gain less over one where the first one is likelier."""
+    """Judges whether a width of ten gains less over a width of one if q_1 is higher."""
     falls = {}
     for cost, beta in WIDTH_CASES:
-        low, high = (
+        gain_at_low, gain_at_high = (
             theory.width_speed(q, cost, beta, 10) / theory.width_speed(q, cost, beta, 1)
             for q in (LOW, HIGH)
         )
-        falls[f"c_d {cost}, beta {beta}"] = low - high
+        falls[f"c_d {cost}, beta {beta}"] = gain_at_low - gain_at_high
     worst = worst_case(WIDTH_BENEFIT, MORE, falls)
     return judge_by_rule(ARITHMETIC, WIDTH_BENEFIT, MORE, [worst])
 

@@ -1,4 +1,11 @@
-"""SpecVLM's claims, and how each is judged on the embedded pair."""
+"""SpecVLM's claims, and how each is judged on the embedded pair.
+
+SpecVLM shows the draft a tenth of the video: the tokens with the most attention of the text (stage
+I, up to the share lambda of all attention) and an even sample of the others (stage II). Its names
+for what it is compared with: SD-Tree drafts the same tree from the whole video, SD-Rand from a
+random tenth, and in self-SD the target drafts for itself. ``lab.claims`` makes its page from
+``CLAIMS``, and ``lab.claims.draft_model`` judges some of these claims again with another draft.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +46,9 @@ RUN, LONG_RUN, TREE = "specvlm-2k", "specvlm-8k", CALIBRATED
 REPACKED, EAGLE = f"{TREE}/positions=repacked", f"{TREE}/shape=eagle-2"
 SELF_DRAFTED = f"specvlm-self/lambda={LAMBDA}"
 RANDOM = "sd-tree/view=random/keep=0.1"
-KEEPS = ("0.50", "0.30", "0.20", "0.10", "0.05", "0.02")
+KEEPS = ("0.50", "0.30", "0.20", "0.10", "0.05", "0.02")  # Shares, as the figure's keys have them.
+# The share of the attention on a video that its most attended tenth gets. The first unit compares
+# two kinds of queries by it, and the second compares it with a number.
 SHARE_OF_ATTENTION = Unit("share of attention on the top tenth", "difference")
 MASS = Unit("share of attention on the top tenth", "value")
 SHARE_OF_TOKENS = Unit("share of tokens that the draft wrote", "value")
@@ -115,7 +124,11 @@ def judge_accuracy_kept(results: StoredResults) -> Finding:
     )
 
 
-def _remaining(results: StoredResults, pruned: float) -> Finding:
+def _judge_random_pruning(results: StoredResults, pruned: float) -> Finding:
+    """Judges what pruning this share of the video at random leaves of the accepted tokens.
+
+    Up to a half pruned the paper claims that they stay the same, and beyond it that they fall.
+    """
     data = results.figure("specvlm-sensitivity")
     (lines,) = data["panels"].values()
     at, whole = data["at"].index(pruned), data["at"].index(0.0)
@@ -125,6 +138,7 @@ def _remaining(results: StoredResults, pruned: float) -> Finding:
             f"{pruned:.0%} pruned",
             name,
             REMAINING,
+            # Tau counts the target's own token too, which is one in each forward.
             [tau - 1 for tau in line[at]],
             [tau - 1 for tau in line[whole]],
             suites.items,
@@ -136,15 +150,15 @@ def _remaining(results: StoredResults, pruned: float) -> Finding:
 
 
 def judge_little_pruning(results: StoredResults) -> Finding:
-    return _remaining(results, 0.5)
+    return _judge_random_pruning(results, 0.5)
 
 
 def judge_much_pruning(results: StoredResults) -> Finding:
-    return _remaining(results, 0.9)
+    return _judge_random_pruning(results, 0.9)
 
 
 def judge_no_video(results: StoredResults) -> Finding:
-    return _remaining(results, 1.0)
+    return _judge_random_pruning(results, 1.0)
 
 
 def judge_long_tail(results: StoredResults) -> Finding:
@@ -185,6 +199,7 @@ def judge_both_stages(results: StoredResults) -> Finding:
 def _judge_choices(
     results: StoredResults, figure: str, better: tuple[str, ...], worse: tuple[str, ...]
 ) -> Finding:
+    """Judges whether each of some ways to choose a tenth beats each of others, clip by clip."""
     pairs = [
         (f"{own} less {other}", f"{own}/keep=0.1", f"{other}/keep=0.1")
         for own in better
@@ -297,9 +312,12 @@ def _gain(results: StoredResults, run: str, suite: str, method: str) -> Interval
 
 
 def judge_speedup_formula(results: StoredResults) -> Finding:
-    """Judges Eq. 1-3 on each answer's own seconds: tau / (gamma T_d / T_t + T_t^gamma / T_t).
+    """Judges Eq. 1-3, by which the speedup is tau / (gamma T_d / T_t + T_t^gamma / T_t).
 
-    T_t is on both sides of predicted over measured, and falls out.
+    T_d is the seconds of a draft's step, T_t those of a token of plain decoding, and T_t^gamma
+    those of a verification. For one answer the equations predict this speedup: its emitted tokens
+    times T_t, over its seconds of drafting and verifying. The measured speedup is T_t over the
+    answer's seconds a token. In the ratio of the two T_t cancels, so it is not needed here.
     """
 
     def predicted_over_measured(answer: Answer) -> float:

@@ -1,7 +1,11 @@
 """TABED's claims, and how each is judged on the embedded pair.
 
-Its gains come from inputs on which one view fails. Where no view fails in any suite of a run, a
-claim about such gains is not testable there. Second turns are judged without the first ones.
+In TABED a draft reads the prompt in several ways ("views") and mixes what it predicts from each: M
+is the whole prompt, T its text alone, and C and P have a caption or pooled tokens for each picture.
+MT and MTCP mix these views with equal weights, MT* and MTCP* with weights that adapt to the answer.
+The mixture is said to gain where M fails, which here means that it accepts less than T. Where M is
+not behind T in any suite of a run, a claim about such gains is not testable. The first turns of
+conversations and the later ones are judged apart.
 """
 
 from __future__ import annotations
@@ -71,13 +75,16 @@ def judge_text_ahead_later(results: StoredResults) -> Finding:
 
 
 def _some_view_fails(results: StoredResults, run: str, turns: Turns) -> Premise:
-    """Returns whether the whole view (M) is behind the text (T) in some suite of a run."""
+    """Returns the premise that the whole view (M) is behind the text (T) in some suite of a run."""
     finding = _text_less_multimodal(results, run, turns)
     return Premise("a suite where M fails", finding.verdict in ("holds", "partly"))
 
 
 def _judge_rank(results: StoredResults, run: str, turns: Turns) -> Finding:
-    """Judges whether MT* is above the second best of M, T and MT in every suite."""
+    """Judges whether MT* is the best or second best of M, T, MT and MT* in every suite.
+
+    It is so where it is above the second best of the other three.
+    """
     rivals = (SINGLE["M"], SINGLE["T"], EQUAL)
     suites = results.every_suite(run, TAU.unit, [ADAPTIVE, *rivals], turns)
     comparisons = []
@@ -104,7 +111,7 @@ def judge_rank_later(results: StoredResults) -> Finding:
 
 
 def judge_close_to_best(results: StoredResults) -> Finding:
-    """Judges MT* beside M, which is the best in every suite here."""
+    """Judges whether MT* is within 5 % of M, which is the best method in every suite here."""
     return results.compare(
         RUN,
         BLOCK_EFFICIENCY,
@@ -164,7 +171,10 @@ def judge_speedup(results: StoredResults) -> Finding:
 
 
 def judge_expected_speedup(results: StoredResults) -> Finding:
-    """Judges Eq. 1 on each answer: tau / (gamma T_q / T_p + 1) over the speedup measured."""
+    """Judges Eq. 1 on each answer: the speedup tau / (gamma T_q / T_p + 1) over the measured one.
+
+    T_q is the seconds of a draft's step, and T_p those of a token of plain decoding.
+    """
     methods = {"M": SINGLE["M"], "MT": EQUAL, "MT*": ADAPTIVE}
     suites = results.every_suite(RUN, PREDICTED, [*methods.values()])
     comparisons = [
@@ -208,13 +218,18 @@ def judge_history_windows(results: StoredResults) -> Finding:
 
 
 def judge_level_costs(results: StoredResults) -> Finding:
-    """Judges Remarks 1-3: T(B, S, gamma) varies by less than 5 % along each of its arguments."""
+    """Judges Remarks 1-3: a forward's seconds vary by less than 5 % along each of its arguments.
+
+    T_q(B, S) is a draft's step for B requests over S cached keys, and T_p(S, gamma) a target's step
+    for gamma tokens. Each is varied along one argument at the first value of the other.
+    """
     data = results.figure("tabed-latency")
     t_q, t_p, _ = data["panels"].values()
+    # A panel has a line for each B or gamma, and a line has an interval for each S.
     lines = {
-        "T_p along gamma": list(zip(*t_p.values(), strict=True))[0],
+        "T_p along gamma": [line[0] for line in t_p.values()],
         "T_q along S": next(iter(t_q.values())),
-        "T_q along B": list(zip(*t_q.values(), strict=True))[0],
+        "T_q along B": [line[0] for line in t_q.values()],
     }
     suites = results.figure_suites("tabed-latency", FORWARD_SECONDS, [CLIPS])
     comparisons = [
@@ -225,18 +240,19 @@ def judge_level_costs(results: StoredResults) -> Finding:
 
 
 def judge_decoding_share(results: StoredResults) -> Finding:
+    """Judges whether decoding takes more than half of an answer's seconds.
+
+    Only a mean with its interval is stored for each stage. The interval of the share is as wide as
+    these allow: decoding's least seconds over the most of all stages, and the reverse.
+    """
     rows = results.figure("tabed-stages")["rows"]
     suites = results.figure_suites("tabed-stages", DECODING_SHARE, tuple(rows))
     comparisons = []
     for row, own in rows.items():
-        lows, highs = ([value[end] for value in own.values()] for end in (1, 2))
-        whole = (sum(value[0] for value in own.values()), sum(lows), sum(highs))
-        decoding = own["decoding"]
-        share = (
-            decoding[0] / whole[0],
-            decoding[1] / whole[2],
-            decoding[2] / whole[1],
-        )
+        stages = own.values()
+        total, total_low, total_high = (sum(stage[at] for stage in stages) for at in range(3))
+        mean_seconds, low, high = own["decoding"]
+        share = (mean_seconds / total, low / total_high, high / total_low)
         comparisons.append(
             Comparison("decoding", " ".join(row.split()), DECODING_SHARE, share, suites.items)
         )

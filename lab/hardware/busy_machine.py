@@ -1,4 +1,8 @@
-"""Measures ``saccade describe`` alone and beside two programs that keep two cores busy."""
+"""Measures how much ``saccade describe`` suffers where other programs keep two cores busy.
+
+The command decides how much to draft by forwards that it times on the machine. So other programs
+may not only slow it down but also change its tau. ``python -m lab busy`` shows the result.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 BUSY_LOOPS = 2
-RUNS = 2  # Of the command in each case. The first measures costs into an empty cache.
+# Runs of the command in each case. The first one has an empty cache, so it times forwards.
+RUNS = 2
 MAX_SLOWDOWN = 3.0
 MAX_TAU_CHANGE = 0.2  # As a share of the tau that the command has alone.
 TIME_LIMIT_SECONDS = 100.0  # Of one run of the command.
@@ -79,6 +84,7 @@ def busy_loops() -> Iterator[None]:
 
 
 def _describe(clip: Path, cache: Path) -> tuple[DescribeRun, ...]:
+    """Runs the command ``RUNS`` times on a clip, with one cache for all of these runs."""
     runs = []
     for _ in range(RUNS):
         start = time.monotonic()

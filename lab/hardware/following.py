@@ -1,7 +1,9 @@
 """Measures what it costs a self-draft to choose its keys again while the answer grows.
 
-The costs are those of keeping the answer's queries in a verification, of attending to all keys with
-them, of choosing keys by that attention, and of moving the keys that changed.
+A self-draft is the target that drafts over a part of its own keys. The method ``fresh`` chooses
+this part again every round, by the attention of the tokens that were verified last. The costs are
+those of keeping these tokens' queries in a verification, of attending to all keys with them, of
+choosing keys by that attention, and of moving the keys that changed.
 """
 
 from __future__ import annotations
@@ -37,12 +39,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Following:
-    """The median seconds of each part of a round, by the part's name in ``PARTS``."""
+    """The stored result of ``measure_following``."""
 
     prompt_tokens: int
-    keep: float
-    rounds: int
-    seconds: dict[str, float]
+    keep: float  # The share of the document that the draft reads.
+    rounds: int  # How many rounds were timed.
+    seconds: dict[str, float]  # The median of each part of a round, by its name in ``PARTS``.
 
     @property
     def round(self) -> float:
@@ -87,7 +89,8 @@ def page_section(facts: Mapping[str, Any]) -> str:
 def measure_following(model: Loaded, document: Document, *, keep: float, rounds: int) -> Following:
     """Times rounds over a document's own words, with ``ACCEPTED_TOKENS`` accepted in each.
 
-    Verifications that keep the queries and those that do not take turns.
+    Two sessions of the target verify the same chains, and which of them is first alternates. One
+    keeps the queries of its last rows, so that keys can be chosen again, and the other does not.
     """
     target = model.backbone.with_prefix_cache(PrefixCache(PREFIX_CACHE_BYTES))
     (prompt,) = target.prompts(document_inputs(model, document))
@@ -96,6 +99,7 @@ def measure_following(model: Loaded, document: Document, *, keep: float, rounds:
     room = rounds * (ACCEPTED_TOKENS + 1)
 
     def start_session(follow: int) -> tuple[Session, Prefill]:
+        """Prefills a session that keeps the queries of its last ``follow`` rows; 0 keeps none."""
         session = Session(target, [Sampling()], room=room)
         *_, first = session.prefill_in_chunks(0, prompt, record=True, follow_rows=follow)
         assert isinstance(first, Prefill)
@@ -119,12 +123,16 @@ def measure_following(model: Loaded, document: Document, *, keep: float, rounds:
         tree = chain(words[at : at + GAMMA])
         emitted = list(words[at : at + ACCEPTED_TOKENS + 1])
         emitted[-1] += 1  # The target's own token differs from the drafted one at this place.
-        timed_call(STEP, lambda: draft.score({0: chain(words[:0])}))
-        pair = [(VERIFYING, plain), (KEEPING, followed)]
-        for name, session in pair[:: 1 if number % 2 else -1]:
+        # A tree without nodes makes the draft score one row, as in each step of a chain.
+        timed_call(STEP, lambda: draft.score({0: chain([])}))
+        both = [(VERIFYING, plain), (KEEPING, followed)]
+        order = both if number % 2 else both[::-1]
+        for name, session in order:
             timed_call(name, lambda session=session, tree=tree: session.score({0: tree}))
             session.commit({0: emitted})
         draft.commit({0: emitted})
+        # The keys are chosen again as ``fresh`` does it: by the attention of the rows just
+        # verified, which counts more on keys that the draft reads already.
         newer = timed_call(LOOKING, first.with_latest_attention)
         assert newer.mass is not None
         newer = replace(newer, mass=newer.mass * (1 + refresh.hold * pruned.chosen_mask(prompt)))

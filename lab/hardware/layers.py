@@ -1,6 +1,8 @@
-"""Compares a captured step with our kernels, with torch's attention and with compiled layers.
+"""Times a decoding step with our kernels, with torch's attention and with compiled layers.
 
-This is for a machine with a GPU: elsewhere nothing is captured and the times mean nothing.
+A step is one forward of a few new tokens. On a GPU it is captured as a CUDA graph, which replays
+all its kernels at once. This module is for a machine with a GPU, because elsewhere nothing is
+captured and the times mean nothing. ``python -m lab accept`` runs it.
 """
 
 from __future__ import annotations
@@ -60,11 +62,14 @@ def measure_step_variants(
 def _measure_step(
     model: Backbone, context: int, rows: int, repeat: int, *, cuda_graphs: bool
 ) -> tuple[Tensor, float]:
-    """Returns the logits of a step, and its median seconds once it is captured."""
+    """Returns the logits of a step over ``context`` cached tokens, and its median seconds.
+
+    With ``cuda_graphs`` the step is captured before it is timed.
+    """
     session = cost_measurement.filled_session(
         model, context, 1, 4 * rows + 64, cuda_graphs=cuda_graphs
     )
-    cost_measurement.time_step(session, context, rows)
+    cost_measurement.time_step(session, context, rows)  # After it, this size is to be captured.
     capture_new_sizes()
     seconds = [
         cost_measurement.time_step(session, context, rows) for _ in range(WARM_UP_STEPS + repeat)

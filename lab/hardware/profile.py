@@ -57,8 +57,8 @@ class Profile:
     rows: float  # Rows verified in a round, the root included.
     round: float  # Seconds of a round.
     drafting: float  # Seconds of it that were spent on drafting.
-    verifying: float
-    rest: float
+    verifying: float  # Seconds of it that were spent on verification.
+    rest: float  # All other seconds of it.
     level: float | None  # Seconds to draft one level; None if nothing is drafted.
     bare_round: float  # gamma c + T(n), the mean over rounds.
     bare_level: float  # c.
@@ -90,14 +90,16 @@ def ideal_speedup(rounds: Sequence[RoundRecord], bare: BareSeconds) -> float:
     return emitted * bare.target[1] / bare_seconds(rounds, bare)
 
 
-Key = tuple[str, int]  # (method whose draft computes, or "" for the target; number of rows)
+Key = tuple[str, int]
+"""A kind of bare forward: (method whose draft computes, or "" for the target; number of rows)."""
 
 
 def time_bare_forwards(
     sessions: Mapping[str, tuple[Session, int]], keys: Sequence[Key]
 ) -> dict[Key, float]:
-    """Returns the median seconds of bare forwards, whose kinds take turns.
+    """Returns the median seconds of each kind of bare forward. The kinds take turns.
 
+    ``sessions`` has, by the first part of a key, the session that computes and its cached tokens.
     Each forward is run twice and the second is timed, because another model's forward before it may
     have evicted this model's data from the processor's caches.
     """
@@ -170,24 +172,28 @@ def _measure_bare_forwards(
     drafting: Mapping[str, Backbone | None],
     runs: Mapping[str, Sequence[TimedRun]],
 ) -> dict[str, BareSeconds]:
-    """Times the bare forwards of one clip for every method."""
+    """Times the bare forwards of one clip for every method.
+
+    The target's forwards are over the whole prompt and half of the longest answer. Those of a draft
+    are over as many tokens less the visual tokens that its view leaves out.
+    """
     results = {name: [_result_of(run) for run in own] for name, own in runs.items()}
     every = [result for own in results.values() for result in own]
-    counts = {rows for result in every for _, rows in forward_sizes(result.rounds)} | {1}
+    row_counts = {rows for result in every for _, rows in forward_sizes(result.rounds)} | {1}
     half = max(len(result.ids) for result in every) // 2
     context = every[0].prompt_tokens + half
-    sessions = {"": (cost_measurement.filled_session(target, context, 1, max(counts) + 1), context)}
+    target_session = cost_measurement.filled_session(target, context, 1, max(row_counts) + 1)
+    sessions = {"": (target_session, context)}
     for name, model in drafting.items():
         if model is not None:
-            one = results[name][0]
-            unseen = one.visual_tokens - (one.draft_visual_tokens or 0)
-            sessions[name] = (
-                cost_measurement.filled_session(model, context - unseen, 1, 2),
-                context - unseen,
-            )
-    keys = [("", rows) for rows in sorted(counts)] + [(name, 1) for name in sessions if name]
+            any_result = results[name][0]  # All of a method's runs here are of the same clip.
+            unseen = any_result.visual_tokens - (any_result.draft_visual_tokens or 0)
+            draft_context = context - unseen
+            draft_session = cost_measurement.filled_session(model, draft_context, 1, 2)
+            sessions[name] = (draft_session, draft_context)
+    keys = [("", rows) for rows in sorted(row_counts)] + [(name, 1) for name in sessions if name]
     seconds = time_bare_forwards(sessions, keys)
-    target_seconds = {rows: seconds["", rows] for rows in counts}
+    target_seconds = {rows: seconds["", rows] for rows in row_counts}
     return {name: BareSeconds(target_seconds, seconds.get((name, 1), 0.0)) for name in runs}
 
 
@@ -202,20 +208,25 @@ def _summarize_method(
     name: str, clips: Sequence[tuple[BareSeconds, Sequence[TimedRun], Sequence[TimedRun]]]
 ) -> Profile:
     """Returns the profile of a method from each clip's bare seconds, its runs and those of ar."""
+    # The speedups of each clip: medians over its runs.
     ideals, measured, shares = [], [], []
     for bare, runs, plain in clips:
-        best = [ideal_speedup(_result_of(run).rounds, bare) for run in runs]
-        own = [
+        ideal_by_run = [ideal_speedup(_result_of(run).rounds, bare) for run in runs]
+        measured_by_run = [
             (base.decode / base.counted) / (run.decode / run.counted)
             for run, base in zip(runs, plain, strict=True)
         ]
-        ideals.append(median(best))
-        measured.append(median(own))
-        shares.append(median(got / most for got, most in zip(own, best, strict=True)))
+        share_by_run = [
+            got / ideal for got, ideal in zip(measured_by_run, ideal_by_run, strict=True)
+        ]
+        ideals.append(median(ideal_by_run))
+        measured.append(median(measured_by_run))
+        shares.append(median(share_by_run))
+    # What a round takes: means over the rounds of all clips and runs.
     results = [_result_of(run) for _, runs, _ in clips for run in runs]
     rounds = [round for result in results for round in result.forwards]
     count = len(rounds)
-    done = [
+    bare_parts = [  # The seconds of (drafting, verifying) of each round by bare forwards.
         (levels * bare.draft, bare.target[rows])
         for bare, runs, _ in clips
         for run in runs
@@ -236,9 +247,9 @@ def _summarize_method(
         verifying=verifying,
         rest=seconds - drafting - verifying,
         level=drafting * count / levels if levels else None,
-        bare_round=mean(drafted + judged for drafted, judged in done),
+        bare_round=mean(drafted + verified for drafted, verified in bare_parts),
         bare_level=median(bare.draft for bare, _, _ in clips),
-        bare_verify=mean(judged for _, judged in done),
+        bare_verify=mean(verified for _, verified in bare_parts),
         bare_plain=median(bare.target[1] for bare, _, _ in clips),
         ideal=_interval(ideals),
         measured=_interval(measured),

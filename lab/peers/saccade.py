@@ -1,4 +1,9 @@
-"""Runs this library and transformers, which share one environment."""
+"""Runs this library and transformers, which share one environment.
+
+A worker process (``lab.peers.worker``) imports this module, and answers with ``START_BY_ROW``: a
+row is a line of the table of engines, such as "Saccade, `auto`". Starting a row loads its models,
+and returns a function that gives one timed answer of at most so many tokens.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +50,9 @@ def load_task(task: Task) -> PairWithClip:
 def with_processor_time(
     decode: Callable[[PairWithClip, Inputs, int], Turn],
 ) -> Callable[[Task], Callable[[int], Turn]]:
-    """Returns the function that starts a row, given how it decodes from inputs.
+    """Returns the function that starts a row, given how it decodes from the model's inputs.
 
-    The processor's time is added to that of decoding.
+    The seconds in which transformers' processor makes these inputs are added to those of decoding.
     """
 
     def start(task: Task) -> Callable[[int], Turn]:
@@ -56,9 +61,9 @@ def with_processor_time(
         def answer(tokens: int) -> Turn:
             began = time.perf_counter()
             inputs = own.make_inputs()
-            reading = time.perf_counter() - began
+            processing = time.perf_counter() - began
             turn = decode(own, inputs, tokens)
-            return replace(turn, first=reading + turn.first, total=reading + turn.total)
+            return replace(turn, first=processing + turn.first, total=processing + turn.total)
 
         return answer
 
@@ -88,17 +93,21 @@ def decode_with_peer(peer: Peer) -> Callable[[PairWithClip, Inputs, int], Turn]:
     def decode(own: PairWithClip, inputs: Inputs, tokens: int) -> Turn:
         settings = {"max_new_tokens": tokens, "do_sample": False}
         answer = peer(own.target, own.draft, inputs, settings)
-        # A run that counts all its tokens is one whose tokens came all at once.
-        early = len(answer.ids) - answer.counted or len(answer.ids)
+        # ``counted`` leaves out the tokens that came together with the first one. Only where the
+        # whole answer came together does it count all of them.
+        came_together = answer.counted == len(answer.ids)
+        early = len(answer.ids) if came_together else len(answer.ids) - answer.counted
         return Turn(answer.ids, answer.first, answer.total, early)
 
     return decode
 
 
 def plain_decoding(seconds: Callable[[Task], float]) -> Callable[[Task], Callable[[int], Turn]]:
-    """Returns the function that starts plain decoding at the positions of the models' training.
+    """Returns the function that starts plain decoding at other positions than transformers'.
 
-    ``seconds`` is the length that the clip is said to have. Only the ids are used.
+    The positions after a video are those that the models were trained with, and they depend on its
+    length. ``seconds`` returns the length that the clip is said to have. Only the ids of these
+    answers are used: other engines are compared with them.
     """
 
     def start(task: Task) -> Callable[[int], Turn]:
@@ -123,6 +132,6 @@ START_BY_ROW = {
     "transformers, assisted, seeing": with_processor_time(decode_with_peer(hf_assisted_seeing)),
     "transformers, prompt lookup": with_processor_time(decode_with_peer(hf_lookup)),
     TRAINED: plain_decoding(lambda task: task.seconds),
-    # Two frames are one cell of the grid, so that each cell lasts a second.
+    # A step of the video's grid has two frames. With this length, each step lasts a second.
     A_SECOND: plain_decoding(lambda task: task.scene[1] / 2),
 }

@@ -1,6 +1,9 @@
-"""Asks engines in environments of their own, in turns.
+"""Measures several inference engines on one clip, in turns.
 
-This module knows where each environment is, and nothing else about the engines.
+Each engine (vLLM, OpenVINO, ...) has a Python environment of its own, and a worker process in it
+answers (``lab.peers.worker``). This module starts the workers and asks them. It knows where each
+environment is, and nothing else about the engines. A row is a line of the table: an engine with one
+way to decode. A turn is one answer of a row. ``python -m lab peers`` runs this.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ PYTHONS: Mapping[str, Path] = {
     "saccade": Path(sys.executable),
     **{name: Path(".cache", name, "bin", "python") for name in ("vllm", "openvino", "flashspec")},
 }
-PAUSE_SECONDS = 0.5  # Before a turn, because threads of the last engine may still be busy.
+PAUSE_SECONDS = 0.5  # Before a turn, because threads of the previous engine may still be busy.
 
 
 @dataclass(frozen=True)
@@ -38,18 +41,20 @@ class Plan:
     """Says what is measured; the default is the clip of ``make bench``, of 2,048 visual tokens."""
 
     scene: tuple[int, int, int] = (20000002, 64, 224)  # (seed, number of frames, pixels a side)
-    seconds: float = 8.0
+    seconds: float = 8.0  # The clip's length.
     words: str = "Describe the video in detail."
     tokens: int = 192  # The largest number of tokens of an answer.
-    repeat: int = 3
-    threads: int = 2
+    repeat: int = 3  # Turns of each row that are measured.
+    threads: int = 2  # Of each engine.
+    # Names of the rows that are measured.
     rows: tuple[str, ...] = tuple(row.name for row in ROWS)
 
 
 class Worker:
-    """The process of one environment, until ``close``.
+    """A process in an engine's environment, which answers until ``close``.
 
-    One that cannot answer returns a dictionary with the key "error" that says why.
+    First it sends the versions of the engine's packages, and then a line of JSON for each question.
+    Where it cannot answer, ``ask`` returns a dictionary with the key "error", which says why.
     """
 
     def __init__(
@@ -67,7 +72,7 @@ class Worker:
             self.versions = {}
 
     def ask(self, row: str, tokens: int) -> dict[str, Any]:
-        """Returns the fields of a turn, or its error."""
+        """Returns the fields of a row's turn, with at most ``tokens`` tokens, or its error."""
         if self._process is None:
             return {"error": self._error}
         try:
@@ -156,6 +161,8 @@ def measure(
             workers[engine] = Worker(engine, task, folder, timeout)
             stack.callback(workers[engine].close)
             yield "versions", engine, workers[engine].versions
+        # Plain decoding's answers. Engines place the text after a video at different positions, so
+        # there is one for each way.
         for name in (GENERATE, *REFERENCES):
             on_progress(f"the answer to compare with: {name}")
             answer = workers["saccade"].ask(name, plan.tokens)
@@ -163,7 +170,9 @@ def measure(
                 yield "answers", name, answer["ids"]
         for turn in range(plan.repeat + 1):
             # Every other turn is in reverse, so that each row does not always follow the same one.
-            for row in tuple(rows[:: -1 if turn % 2 else 1]):
+            # The order is a copy, because a row that fails is removed from ``rows``.
+            order = tuple(reversed(rows)) if turn % 2 else tuple(rows)
+            for row in order:
                 on_progress(f"turn {turn} of {plan.repeat}: {row.name}")
                 time.sleep(PAUSE_SECONDS)
                 turn_fields = workers[row.engine].ask(row.name, plan.tokens)

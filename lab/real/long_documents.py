@@ -1,6 +1,7 @@
-"""Long texts on which no draft was trained: files of prose and code, cut to a few lengths.
+"""Chooses the long texts that real weights are measured on: files of prose and code.
 
-Also measures how much an answer repeats itself.
+No draft was trained on them. Of each text a first part of one of ``LENGTHS`` is read. The module
+also measures how much an answer repeats itself, because a draft predicts repetitions easily.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from saccade.core.errors import OptionError
 
 SUFFIXES = (".md", ".py", ".txt")
 LENGTHS = (1800, 2500, 3500, 5000, 7500)  # In tokens, approximately.
-MIN_LETTERS_PER_TOKEN = 3  # A text with fewer letters is too short for a length.
+# A text is long enough for a length if it has this many letters for each of the length's tokens.
+MIN_LETTERS_PER_TOKEN = 3
 NGRAM_LENGTH = 4
 TASKS = (
     "Summarise the text above.",
@@ -35,12 +37,12 @@ MEASURED_DOCUMENTS = (
 
 @dataclass(frozen=True)
 class Document:
-    """A text, its source, the task about it, and how many of its tokens are read."""
+    """A text with a task about it. A task that needs no text has an empty one, of 0 tokens."""
 
-    name: str
+    name: str  # A file's, or one such as "code: 3" where there is no text.
     text: str
-    task: str
-    tokens: int
+    task: str  # What the model is asked to do.
+    tokens: int  # About how many tokens of the text are read, from its start.
 
     @property
     def digest(self) -> str:
@@ -58,10 +60,10 @@ def repeated_share(ids: Sequence[int]) -> float:
 
 
 def find_documents(paths: Sequence[Path]) -> Iterator[Document]:
-    """Yields one document per file, as long as the file allows.
+    """Yields one document for each file, of the greatest of ``LENGTHS`` that its text allows.
 
-    Without paths these are ``MEASURED_DOCUMENTS``. Raises OptionError where a path is neither a
-    file nor a folder.
+    Files that are too short for the least length are left out. Without paths, the files are
+    ``MEASURED_DOCUMENTS``. Raises OptionError where a path is neither a file nor a folder.
     """
     tasks = cycle(TASKS)
     for root in paths or [TEXTS / name for name in MEASURED_DOCUMENTS]:
@@ -72,14 +74,15 @@ def find_documents(paths: Sequence[Path]) -> Iterator[Document]:
             if file.suffix not in SUFFIXES or not file.is_file():
                 continue
             text = file.read_text("utf-8", errors="replace").strip()
-            if fits := [
+            possible_lengths = [
                 length for length in LENGTHS if len(text) >= MIN_LETTERS_PER_TOKEN * length
-            ]:
+            ]
+            if possible_lengths:
                 name = file.name if root.is_file() else str(file.relative_to(root))
-                yield Document(name, text, next(tasks), fits[-1])
+                yield Document(name, text, next(tasks), possible_lengths[-1])
 
 
 def shortest_documents(texts: Sequence[Document], count: int | None) -> list[Document]:
-    """Returns the ``count`` shortest documents in their order; all where ``count`` is None."""
-    order = sorted(range(len(texts)), key=lambda number: texts[number].tokens)
-    return [texts[number] for number in sorted(order[:count])]
+    """Returns the ``count`` shortest documents, in the order of ``texts``; None means all."""
+    by_length = sorted(range(len(texts)), key=lambda number: texts[number].tokens)
+    return [texts[number] for number in sorted(by_length[:count])]

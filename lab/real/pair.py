@@ -1,7 +1,9 @@
-"""A real target with its real draft: the questions, the methods, and the section of the page.
+"""Measures a real target with its real draft, and writes the section of the page about them.
 
-A row's document is named ``KIND: ...`` by its kind: code and prose are questions without a
-document, and documents are texts of some thousand tokens that views and self-drafts prune.
+``python -m lab real-pair`` asks the pair two kinds of questions without a document, about code and
+prose, and questions about documents of some thousand tokens. A ``Document`` here is any of these,
+and its name begins with its kind, such as ``code: 3``. A row is the stored result of one method on
+one of them (``MethodResult``).
 """
 
 from __future__ import annotations
@@ -26,15 +28,21 @@ from saccade.methods import resolve
 from saccade.model.prefix_cache import PrefixCache
 
 Row = Mapping[str, Any]
+# "measured" are the rows that are timed. "identity" are rows of short answers in float32, which
+# show whether a method's answer is that of ``generate()``.
 ROW_KINDS = "measured", "identity"
+# Kinds of questions.
 KINDS = "code", "prose", "document"
 GENERATE, PLAIN, AUTO = "hf", "ar", "auto"
 METHODS = (
     *("ar", "auto", "sd", "sd/shape=chain-3", "sd-tree", "sage", "lookup"),
     *("specvlm", "streaming/keep=0.25", "std/keep=0.25", "fresh/keep=0.25", "pages/keep=0.25"),
 )
-# Without a document these methods draft with all that the target reads, so they are left out.
-DOCUMENT_METHODS = frozenset(METHODS[7:])
+# These methods draft from a part of a document. Where there is none, they would draft from all that
+# the target reads, so they are left out.
+DOCUMENT_METHODS = frozenset(
+    ("specvlm", "streaming/keep=0.25", "std/keep=0.25", "fresh/keep=0.25", "pages/keep=0.25")
+)
 # Documents beyond the shortest few are answered by these alone, since each answer takes long.
 FURTHER_DOCUMENT_METHODS = frozenset({"ar", "auto", "sd", "sd/shape=chain-3", "lookup"})
 PARTLY_ANSWERED = (
@@ -92,8 +100,10 @@ PROSE_TASKS = (
 def pair_documents(
     texts: Sequence[Document], limit: int | None, document_limit: int | None
 ) -> list[Document]:
-    """Returns the questions of every kind, at most ``limit`` of each and the shortest
-    ``document_limit`` documents, code and prose in turn."""
+    """Returns the questions about code and prose in turn, then those about documents.
+
+    There are at most ``limit`` of code and of prose, and the ``document_limit`` shortest documents.
+    """
     tasks = zip(CODE_TASKS, PROSE_TASKS, strict=True)
     questions = [
         Document(f"{kind}: {number}", "", task, 0)
@@ -119,12 +129,13 @@ def measure_pair(
     few: int | None = None,
     runs: int = 1,
 ) -> None:
-    """Adds the rows of this kind that ``results`` lack: of ``generate()`` and of every method.
+    """Adds the rows of this kind of ``ROW_KINDS`` that ``results`` lack.
 
-    The shortest ``few`` documents (all: None) are answered by every method, the others by
-    ``FURTHER_DOCUMENT_METHODS``. Which method begins rotates. The prompt of a question is read by
-    every method anew, so its seconds are of the whole answer; the prompt of a document is read
-    once. Every method answers ``runs`` times, and the last answer counts.
+    They are those of ``generate()`` and of the methods in ``names``. The ``few`` shortest documents
+    (all of them if it is None) are answered by every method, and longer ones by
+    ``FURTHER_DOCUMENT_METHODS``. Another method begins on each document. Without a document every
+    method reads the prompt anew, so that whole answers can be timed. A document is read once for
+    all methods. Every method answers ``runs`` times, and the last answer counts.
     """
     backbone = None if draft is None else draft.backbone
     is_warm = False
@@ -137,7 +148,7 @@ def measure_pair(
         missing = results.missing(document, [GENERATE, *own_names], kind)
         if not missing:
             continue
-        if not is_warm:
+        if not is_warm:  # Before anything is timed, the methods of this question answer once.
             _generate(target, WARM_UP, settings)
             for name in own_names:
                 _answer(target, backbone, WARM_UP, name, settings, (), None)
@@ -147,6 +158,7 @@ def measure_pair(
             run = _generate(target, document, settings)
             results.reference(document, lambda ids=run.ids: ids, kind)
             results.add([_generate_row(document, run)], kind)
+        # Its ids were stored when ``generate()`` answered, so the empty tuple is never used.
         reference = results.reference(document, tuple, kind)
         cache = PrefixCache(PROMPT_CACHE_BYTES) if document.text else None
         start = number % len(own_names)
@@ -251,7 +263,8 @@ def summary_table(facts: Mapping[str, Any]) -> Iterator[str]:
         plain, generate = by_method[PLAIN], by_method[GENERATE]
         best = _best_fixed(by_method)
         for method in (AUTO, best):
-            _, tau, _, _, middle, spread, by_generate, *whole, _ = _cells(
+            # The names with an underscore are cells that this table leaves out.
+            _, tau, _accepted, _same, middle, spread, by_generate, *whole, _rate = _cells(
                 method, by_method[method], plain, generate, has_whole=kind != "document"
             )
             low, _, high = spread.partition(" to ")
@@ -295,13 +308,17 @@ def _order(name: str) -> int:
 
 
 def _seconds(row: Row, measure: str) -> float:
-    """Returns seconds a token: of decoding from the second token on, or of the whole answer."""
+    """Returns a row's seconds a token by ``measure``, which names a field of the row.
+
+    It is "decode_seconds", for the tokens after the first one, or "seconds", for the whole answer.
+    """
     if measure == "decode_seconds":
         return row[measure] / max(1, row["tokens"] - 1)
     return row[measure] / row["tokens"]
 
 
 def _ratios(own: Mapping[str, Row], other: Mapping[str, Row], measure: str) -> list[float]:
+    """Returns how many times as fast as ``other`` the method is, for each prompt of both."""
     return [
         _seconds(other[name], measure) / _seconds(row, measure)
         for name, row in own.items()

@@ -1,4 +1,9 @@
-"""The Markdown page of results on real weights."""
+"""Makes the Markdown page of results on real weights, docs/results/real.md.
+
+A language model that others trained answers questions about documents and drafts for itself, over
+a share of the document (*keep*). ``python -m lab real`` measures this, and makes the page from
+rows: the stored results of one method on one document.
+"""
 
 from __future__ import annotations
 
@@ -13,39 +18,48 @@ from saccade.methods import resolve
 from saccade.methods.pages import PAGE, ByPage
 
 Row = Mapping[str, Any]
-OURS = "fresh/", "pages/"
+OURS = "fresh/", "pages/"  # How the names of Saccade's own methods begin.
 
 
 @dataclass(frozen=True)
 class ForwardSizes:
-    """The bytes that a forward reads: the weights, and a token's keys and values."""
+    """The bytes that a forward reads, and what follows from them for a self-draft's speed.
 
-    weights: int
-    token: int
+    A self-draft is the target that drafts over the share ``keep`` of its keys. Everywhere here,
+    ``drafted`` is the number of its forwards in a round, ``context`` the cached tokens, and ``tau``
+    the tokens that a round emits.
+    """
+
+    weights: int  # Bytes of all weights.
+    token: int  # Bytes of the keys and values of one cached token.
 
     def round(self, drafted: float, keep: float, context: float) -> float:
-        """Returns the bytes of a round with ``drafted`` forwards over a share of the context."""
+        """Returns the bytes that a round reads: in its drafting and in one verification."""
         return drafted * (self.weights + keep * context * self.token) + self.plain(context)
 
     def plain(self, context: float) -> float:
+        """Returns the bytes that one forward over the whole context reads."""
         return self.weights + context * self.token
 
     def speed(self, tau: float, drafted: float, keep: float, context: float) -> float:
-        """Returns a self-draft's speed over plain decoding if only bytes matter.
-
-        ``drafted`` forwards over a share of the context and one over all of it yield tau tokens.
-        """
+        """Returns a self-draft's speed over plain decoding, if reading bytes takes all the time."""
         return tau * self.plain(context) / self.round(drafted, keep, context)
 
     def even(self, tau: float, drafted: float, keep: float) -> float | None:
-        """Returns the context from which that is faster than plain decoding; None if never."""
-        lost, won = drafted + 1 - tau, tau - 1 - drafted * keep
-        if won <= 0:
+        """Returns the context from which ``speed`` is above 1; None if it never is.
+
+        A round reads the weights ``drafted + 1`` times, and keys of the whole context ``drafted *
+        keep + 1`` times. Plain decoding reads both tau times for as many tokens.
+        """
+        more_weight_reads = drafted + 1 - tau
+        fewer_context_reads = tau - (drafted * keep + 1)
+        if fewer_context_reads <= 0:
             return None
-        return max(0.0, self.weights * lost / (self.token * won))
+        return max(0.0, self.weights * more_weight_reads / (self.token * fewer_context_reads))
 
 
 def forward_sizes(model: Loaded) -> ForwardSizes:
+    # By address, so that a weight that two layers share counts once.
     weights = {weight.data_ptr(): weight for weight in model.backbone.model.parameters()}
     weight_bytes = sum(weight.numel() * weight.element_size() for weight in weights.values())
     return ForwardSizes(weight_bytes, model.backbone.token_bytes)
@@ -108,16 +122,21 @@ def _drafting_lines(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _comparison_lines(measured: Sequence[Row]) -> Iterator[str]:
-    """Compares our methods with the others at the same share, document by document."""
+    """Compares our methods with the others at the same share, document by document.
+
+    ``fresh`` is not compared with ``pages``, because ``pages`` is with ``fresh``.
+    """
+    fresh, pages = OURS
     tau = {(row["document"], row["method"]): row["tau"] for row in measured if row["tau"]}
     methods = dict.fromkeys(row["method"] for row in measured)
     pairs = [
         (own_method, other)
         for own_method in methods
         for other in methods
-        if own_method.startswith(OURS) and own_method.partition("/")[2] == other.rpartition("/")[2]
-        if own_method != other
-        and not (own_method.startswith(OURS[0]) and other.startswith(OURS[1]))
+        if own_method.startswith(OURS) and own_method != other
+        # The share is the last part of a name, as in "std/view=random/keep=0.1".
+        if own_method.partition("/")[2] == other.rpartition("/")[2]
+        if not (own_method.startswith(fresh) and other.startswith(pages))
     ]
     if not pairs:
         return
@@ -161,19 +180,22 @@ def _break_even_lines(facts: Mapping[str, Any]) -> Iterator[str]:
         keep = sum(row["kept"] / row["prompt_tokens"] for row in rows) / len(rows)
         if isinstance(resolve(method).view, ByPage):
             size = PAGE.value(resolve(method))
-            keep += 1 / (2 * size)  # The mean key of every page.
+            # To choose pages, a step also reads the mean key of each. A token has a key and a
+            # value of the same size, so the mean key of a page is half a token's bytes.
+            keep += 1 / (2 * size)
         tau, drafted = (sum(row[name] for row in rows) / len(rows) for name in ("tau", "drafted"))
-        from_here = sizes.even(tau, drafted, keep)
-        there = [r for r in rows if r["prompt_tokens"] == longest and facts["together"] == 1]
+        pays_from = sizes.even(tau, drafted, keep)
+        at_longest = [r for r in rows if r["prompt_tokens"] == longest and facts["together"] == 1]
         speeds = [
             plain[row["document"]]["decode_seconds"] / row["decode_seconds"]
-            for row in there
+            for row in at_longest
             if row["document"] in plain
         ]
-        rounds = [1e3 * r["decode_seconds"] * r["tau"] / (r["tokens"] - 1) for r in there]
+        # Tokens after the first one, over tau, is the number of rounds.
+        round_ms = [1e3 * r["decode_seconds"] * r["tau"] / (r["tokens"] - 1) for r in at_longest]
         yield (
-            f"| `{method}` | {'never' if from_here is None else f'{from_here:,.0f} tokens'} | "
-            f"{sizes.round(drafted, keep, longest) / 1e9:.1f} | {_mean(rounds, 0)} | "
+            f"| `{method}` | {'never' if pays_from is None else f'{pays_from:,.0f} tokens'} | "
+            f"{sizes.round(drafted, keep, longest) / 1e9:.1f} | {_mean(round_ms, 0)} | "
             f"{sizes.speed(tau, drafted, keep, longest):.2f} | {_mean(speeds)} |"
         )
     yield ""

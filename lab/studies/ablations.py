@@ -1,7 +1,9 @@
 """Measures what each choice of ``fresh`` is worth, over documents and over clips.
 
-Documents are read by real weights and clips by the embedded pair. One choice is changed at a time,
-and tau is compared with ``fresh``'s own on the same document or clip.
+In ``fresh`` the target drafts for itself over a share of its keys, which each head chooses again
+every round by the attention that they get now. Documents are read by real weights and clips by the
+embedded pair. One choice is changed at a time, and tau is compared with ``fresh``'s own on the same
+document or clip. ``python -m lab ablations`` runs this.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from saccade.methods.fresh import FRESH
 from saccade.methods.pages import PAGE_KEYS
 from saccade.methods.std import PerHead, visual_budget
 
-KEEP, SINKS, WINDOW_SHARE = 0.1, 4, 0.25
+KEEP = 0.1  # The share of keys that is kept where nothing else is said.
+SINKS = 4  # First tokens that ``Anchored`` keeps.
+WINDOW_SHARE = 0.25  # Of the kept keys, how many are the last ones where there is a window.
 MIN_TOKENS = 16  # A shorter answer has too few rounds for a tau.
 FRESH_METHOD, PAGES_METHOD, CLIP = f"fresh/keep={KEEP}", f"pages/keep={KEEP}", "clip"
 MEDIA = "documents", "clips"
@@ -36,13 +40,14 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Anchored(View):
-    """A view as ``PerHead`` that always keeps the medium's first few tokens.
+    """A view that keeps the most attended keys, as ``PerHead`` does, but some keys in any case.
 
-    Its last ones take a share of the budget.
+    These are the first ``SINKS`` keys of the document or clip, and its last ones, which take the
+    share ``window`` of the budget.
     """
 
     name: str = "anchored"
-    keep: float | None = KEEP
+    keep: float | None = KEEP  # The share of the document's or clip's keys that are kept.
     refresh: Refresh | None = Refresh()
     window: float = 0.0
 
@@ -56,9 +61,10 @@ class Anchored(View):
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         assert prefill.mass is not None
-        mass, last = prefill.mass.clone(), round(self.window * visual_budget(prompt, self.keep))
+        mass = prefill.mass.clone()  # The attention that each key got, by which PerHead chooses.
+        last_count = round(self.window * visual_budget(prompt, self.keep))
         mass[..., :SINKS] = float("inf")
-        mass[..., mass.shape[-1] - last :] = float("inf")
+        mass[..., mass.shape[-1] - last_count :] = float("inf")
         return PerHead(keep=self.keep)(replace(prefill, mass=mass), prompt)
 
 
@@ -66,7 +72,9 @@ def _anchored_recipe(name: str, window: float) -> Recipe:
     return replace(FRESH, name=f"{FRESH_METHOD} with {name}", view=Anchored(window=window))
 
 
-# What is chosen -> the words for each choice -> its method.
+# What is chosen -> the words for each choice -> its method. ``refresh=n-R-eta`` chooses keys again
+# every n rounds, by the attention of the last R verified rows, where a key that is held already
+# counts 1 + eta times. ``fresh`` itself has 1-8-0.25.
 GROUPS: Mapping[str, Mapping[str, Recipe]] = {
     "rows remembered R": {
         f"{rows}": resolve(FRESH_METHOD if rows == 8 else f"{FRESH_METHOD}/refresh=1-{rows}")
@@ -119,7 +127,10 @@ OVER_CLIPS = CHOICES | {name: resolve(name) for pair in COMPARED_PAIRS for name 
 
 
 def clip_document(number: int) -> Document:
-    """Returns a clip as a document, so that its rows are stored like a document's."""
+    """Returns a clip as a document without text, so that its rows are stored like a document's.
+
+    Its task is the seed of the clip, by which the rows of this clip are found again.
+    """
     return Document(f"{CLIP} {number}", "", f"seed {agreement.FIRST_SEED + number}", 0)
 
 
@@ -195,7 +206,9 @@ def _interval_text(values: Sequence[float]) -> str:
 
 
 def _medium(row: Row) -> str:
-    return MEDIA[row["document"].startswith(f"{CLIP} ")]
+    documents, clips = MEDIA
+    is_clip = row["document"].startswith(f"{CLIP} ")
+    return clips if is_clip else documents
 
 
 def page_with_table(page: str, text: str, marks: tuple[str, str] = MARKS) -> str:

@@ -1,4 +1,9 @@
-"""HIPPO's figures: what attention keeps, how the draft answers with it, and a round's seconds."""
+"""HIPPO's figures: what attention keeps, how the draft answers with it, and a round's seconds.
+
+HIPPO's draft sees a tenth of the video, which the view ``holistic`` chooses by three scores: the
+text's attention, and how much a token differs from its neighbours in time and in space. PEARL
+also drafts in parallel, and HIPPO is compared with it. ``python -m lab figure`` runs these studies.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +37,10 @@ VIEW_BY_ROW = {
     "no video": "none",
 }
 TIMED_SIZES = (256, 2048, 8192)
+# Vanilla speculative decoding with a chain of 5 tokens, by how much of the video the draft sees.
 VANILLA = {"all": "sd/shape=chain-5", "a tenth": "sd/view=holistic/keep=0.1/shape=chain-5"}
+# While the target prefills, HIPPO's draft waits for the attention, or reads a set of tokens that
+# the scores without attention choose (superset), or the whole video.
 EARLY_METHODS = {
     "HIPPO, waits": "hippo/early=wait",
     "HIPPO, superset": "hippo/early=superset",
@@ -43,7 +51,7 @@ EARLY_METHODS = {
     "plain decoding": "ar",
 }
 CRITERIA = ("holistic", "attention", "random", "frames", "fastvid", "dycoke")
-SCORES = ("attn", "temp", "spa")
+SCORES = ("attn", "temp", "spa")  # s_attn, s_temp and s_spa in the paper.
 
 
 def measure_edges(experiment: Experiment) -> Data:
@@ -67,13 +75,17 @@ def measure_edges(experiment: Experiment) -> Data:
 def edge_shares(cells: Sequence[Sequence[int]], high: int) -> tuple[float, float]:
     """Returns the shares of cells (t, h, w) in the top and the bottom tenth, means over frames.
 
-    A row of cells counts by the part of it that lies there: a tenth of 8 rows is 0.8 of one.
+    ``high`` is the number of rows of cells in a frame. A row counts by the part of it that lies in
+    the tenth: of 8 rows 0.8 of the first one does, and of 15 rows the first and half of the second.
     """
-    top = np.clip(EDGE * high - np.arange(high), 0, 1)
-    frames: dict[int, list[int]] = defaultdict(list)
+    part_in_top = np.clip(EDGE * high - np.arange(high), 0, 1)  # Of each row.
+    part_in_bottom = part_in_top[::-1]
+    rows_by_frame: dict[int, list[int]] = defaultdict(list)
     for t, h, _ in cells:
-        frames[t].append(h)
-    shares = [(top[rows].mean(), top[::-1][rows].mean()) for rows in frames.values()]
+        rows_by_frame[t].append(h)
+    shares = [
+        (part_in_top[rows].mean(), part_in_bottom[rows].mean()) for rows in rows_by_frame.values()
+    ]
     at_top, at_bottom = np.mean(shares, axis=0).tolist()
     return at_top, at_bottom
 
@@ -84,9 +96,10 @@ def measure_kept(experiment: Experiment) -> Data:
 
 
 def measure_accuracy(experiment: Experiment) -> Data:
-    """Measures Fig. 3: how often the draft by itself answers right, by what it sees.
+    """Measures Fig. 3: how often the draft by itself answers right, by what it sees of the video.
 
-    The target is beside it. Suites are those up to the experiment's size, and always the shortest.
+    The target's own answers are scored too, for comparison. There is a panel for each length of
+    videos up to the experiment's size, and always one for the shortest.
     """
     lengths = {name: length.tokens for name, length in LENGTHS.items()}
     panels = {
@@ -98,6 +111,10 @@ def measure_accuracy(experiment: Experiment) -> Data:
 
 
 def _share_right(experiment: Experiment, length: str) -> Data:
+    """Returns the shares of right answers to the questions about videos of one length.
+
+    They are by what is seen of the video, and then by who answers.
+    """
     name = "shapes-qa" if length == DEFAULT_LENGTH else f"shapes-qa-{length}"
     model, tokenizer = experiment.target.backbone.model, experiment.target.tokenizer
     scores: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -128,12 +145,9 @@ def _share_right(experiment: Experiment, length: str) -> Data:
 
 
 def measure_round_times(experiment: Experiment) -> Data:
-    """Measures Fig. 4: where the seconds of vanilla SD's rounds go, over all or a tenth of a video.
-
-    Vanilla SD is a chain of 5.
-    """
+    """Measures Fig. 4: where the seconds of rounds go, by how much of the video the draft sees."""
     rows = {}
-    for size in [size for size in TIMED_SIZES if size <= experiment.size] or [experiment.size]:
+    for size in _timed_sizes(experiment):
         answers_by_method = experiment.run_interleaved(*VANILLA.values(), size=size)
         for what_is_seen, method in VANILLA.items():
             spent = [
@@ -147,14 +161,19 @@ def measure_round_times(experiment: Experiment) -> Data:
     return {"x": "per cent of the seconds of decoding", "rows": rows, "stacked": True}
 
 
+def _timed_sizes(experiment: Experiment) -> list[int]:
+    """Returns the ``TIMED_SIZES`` up to the experiment's size, or this size if it is below all."""
+    return [size for size in TIMED_SIZES if size <= experiment.size] or [experiment.size]
+
+
 def measure_early_drafts(experiment: Experiment) -> Data:
     """Measures seconds of whole answers by what the draft reads during the target's prefill.
 
-    No paper has this figure. PEARL is beside HIPPO, because its drafts do not use attention.
+    No paper has this figure.
     """
     rows: Data = {}
     answers_by_size: Data = {}
-    for size in [size for size in TIMED_SIZES if size <= experiment.size] or [experiment.size]:
+    for size in _timed_sizes(experiment):
         answers_by_method = experiment.run_interleaved(*EARLY_METHODS.values(), size=size)
         rows[f"{size} visual tokens"] = {
             name: interval_over_clips([own.total for own in answers_by_method[method]])

@@ -21,10 +21,10 @@ from saccade.core.result import RoundRecord
 from saccade.core.tree import height
 from saccade.methods import resolve
 
-KEY_SHARES = (0.01, 0.03, 0.0625, 0.125, 0.25, 0.5)
+KEY_SHARES = (0.01, 0.03, 0.0625, 0.125, 0.25, 0.5)  # Of the visual keys, what a head reads.
 HIPPO_VIEWS = "specvlm", "holistic"
-FRAMES_DRAWN = 6
-ROUNDS_DRAWN = 36
+FRAMES_DRAWN = 6  # In each row, from the beginning of the clip to its end.
+ROUNDS_DRAWN = 36  # Of the answer, from its first round on.
 TAU = "tokens per target forward"
 
 
@@ -118,17 +118,24 @@ def draw_strips(data: Data) -> Figure:
 
 
 def draw_veiled_frames(figure: FigureBase, data: Data, number: int = 0) -> None:
-    """Draws a row of a clip's frames for each view."""
+    """Draws a row of a clip's frames for each view, veiled where it drops a visual token.
+
+    A cell is the part of a frame that one visual token stands for.
+    """
     pictures = agreement.unseen_clip(number, data["size"])[1].frames
     times, high, wide = data["grid"]
     rows = figure.subplots(len(data["kept"]), FRAMES_DRAWN, squeeze=False)
     for row, (view, cells) in zip(rows, data["kept"].items(), strict=True):
         for i, axis in enumerate(row):
+            # The middle of the i-th of ``FRAMES_DRAWN`` equal parts of the clip. Of 32 steps these
+            # are the steps 2, 8, 13, 18, 24 and 29.
             t = (2 * i + 1) * times // (2 * FRAMES_DRAWN)
+            # A step of the grid may have several frames, of which the first is drawn.
             picture = np.asarray(pictures[t * len(pictures) // times]) / 255
             is_kept = np.zeros((high, wide, 1), dtype=bool)
             for _, h, w in (cell for cell in cells if cell[0] == t):
                 is_kept[h, w] = True
+            # From a value for each cell to one for each pixel.
             is_clear = is_kept.repeat(len(picture) // high, 0).repeat(picture.shape[1] // wide, 1)
             axis.imshow(np.where(is_clear, picture, 0.75 + 0.2 * picture))
             axis.set(xticks=[], yticks=[])
@@ -137,9 +144,11 @@ def draw_veiled_frames(figure: FigureBase, data: Data, number: int = 0) -> None:
 
 
 def _draw_rounds(axis: Axes, judged: Any, accepted: Any) -> None:
-    """Draws the verified and accepted tokens of each round.
+    """Draws the drafted tokens that each round verified (``judged``), and how many it accepted.
 
-    A conservative round verifies one token, because one token past those in flight is verified.
+    HIPPO drafts while the target verifies. An optimistic round verifies the tokens that were
+    drafted during the round before, and the first one that is drafted now. After a rejection
+    nothing is left of that draft, so a conservative round verifies the first new token alone.
     """
     at = np.arange(1, len(judged) + 1)
     for name, colour, selected in (

@@ -1,4 +1,8 @@
-"""TABED's appendices D and E: a caption's cost beside a prefill, and how right answers are."""
+"""TABED's appendices D and E: a caption's cost beside a prefill, and how right answers are.
+
+One of TABED's drafts reads a caption instead of the video. If a small model writes it while the
+target prefills, it delays nothing. ``python -m lab figure`` runs these studies.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +38,8 @@ from saccade.inputs import Loaded, ask
 from saccade.inputs.captions import SHAPES, ImageToText, captioner
 from saccade.world.suites import TASKS, suites
 
-TURNS = 5  # Turns of each that is timed, after a warm-up.
-PICTURES = (1, 2, 5)
+TURNS = 5  # How often each captioner and the target are timed on a clip, after a warm-up.
+PICTURES = (1, 2, 5)  # How many pictures a prompt has, in one row each.
 CAPTION_TOKENS = 20  # Tokens of a caption by random weights, which never end one.
 SUFFIX = {256: "", 2048: "-2k"}  # The end of a suite's name, by its visual tokens.
 
@@ -86,7 +90,8 @@ def measure_captioners(experiment: Experiment) -> Data:
 def _media_and_inputs(
     experiment: Experiment, number: int
 ) -> Mapping[str, tuple[list[list[np.ndarray]], Inputs]]:
-    """Returns, by name, the frames of each medium and the target's inputs."""
+    """Returns what is captioned, by the name of its row: the frames of each picture or video, and
+    the target's inputs with all of them."""
     by_name: dict[str, tuple[list[list[np.ndarray]], Inputs]] = {}
     pictures = [
         unseen_picture(max(PICTURES) * number + i, experiment.size // 4)
@@ -94,10 +99,9 @@ def _media_and_inputs(
     ]
     for count in PICTURES:
         inputs = ask(experiment.target, "Describe the images in detail.", images=pictures[:count])
-        by_name[f"{count} picture{'s'[: count - 1]} of\n{experiment.size // 4} tokens"] = (
-            [[picture] for picture in pictures[:count]],
-            inputs,
-        )
+        noun = "picture" if count == 1 else "pictures"
+        frames_by_picture = [[picture] for picture in pictures[:count]]
+        by_name[f"{count} {noun} of\n{experiment.size // 4} tokens"] = frames_by_picture, inputs
     clip, inputs = experiment.inputs(number)
     by_name[f"a video of\n{experiment.size} tokens"] = [list(clip.frames)], inputs
     return by_name
@@ -122,7 +126,7 @@ def _decode_first_token(experiment: Experiment, inputs: Inputs) -> None:
 
 
 def small_blip() -> ImageToText:
-    """Makes a model of BLIP's architecture with random weights, which has only the cost of one.
+    """Makes a captioner of BLIP's architecture with random weights, which serves to time one alone.
 
     Like BLIP it sees 576 patches. Its size is to the embedded target's about what BLIP's is to a 7B
     model's. It never ends a caption by itself.

@@ -1,4 +1,8 @@
-"""TABED's five-panel stories: whether a draft that never saw several pictures fails on them."""
+"""TABED's five-panel stories: whether a draft that never saw several pictures fails on them.
+
+A story is a prompt of five pictures. ``python -m lab figure tabed-stories`` runs this study, and
+``lab.claims.tabed`` judges two claims by it.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ from saccade.engine.generate import run
 from saccade.inputs import Loaded, ask
 from saccade.inputs.captions import SHAPES, captioner
 
+# By TABED's letters for what a draft reads: M is the whole prompt, T its text alone, C captions and
+# P pooled pictures. Several letters are a mixture, with weights that adapt where there is a star.
 METHODS = {
     "M": "sd",
     "T": "sd/view=text",

@@ -1,7 +1,9 @@
-"""Makes training batches of conversations about the synthetic world.
+"""Makes training batches of conversations about the synthetic world, for `lab.training`.
 
-Their layout is that of the processor and the model. Every sample of a batch has the same kind and
-visual grid, which a `Canvas` describes. This module uses the tokenizer but no weights.
+Token ids and positions are those that the processor and the model would compute. Every sample of a
+batch shows a video, a picture or two pictures that differ ("diff"), of one size: a `Canvas`. Probes
+are seven labels of each visual token that say what it shows, such as a shape or a colour. The
+vision tower learns to predict them. This module uses the tokenizer but no weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,6 +24,7 @@ from saccade.world import scenes as world
 from saccade.world.train_draft import samples
 from saccade.world.train_draft.samples import EVAL_SEED, Canvas, DialogueSpec, render_pictures
 
+# Kinds of content words: the words of an answer that depend on what is shown.
 KINDS = (
     "colour",
     "shape",
@@ -34,6 +37,9 @@ KINDS = (
     "texture",
     "truth",
 )
+
+
+TEXT_TOKENS = 190  # Allowed for the text of one sample when a batch's size is chosen.
 
 
 def visual_tokens(canvas: Canvas) -> int:
@@ -67,7 +73,9 @@ class Batch(NamedTuple):
     positions: Tensor  # [3, b, n].
     labels: Tensor  # [b, n]: the token that each position has to predict, or -100.
     kinds: Tensor  # [b, n]: the kind of the token to predict.
-    probes: Tensor  # [visual tokens of the batch, 7], or [0, 7] for a batch without probes.
+    # What each visual token shows, [visual tokens of the batch, 7] in the order of
+    # `labels.PROBES`; [0, 7] for a batch without probes.
+    probes: Tensor
 
 
 @lru_cache(maxsize=8192)
@@ -76,11 +84,13 @@ def _token_ids(tokenizer: Any, s: str) -> tuple[int, ...]:
 
 
 def _answer_ids_and_kinds(tokenizer: Any, s: str) -> tuple[list[int], list[int]]:
+    """Returns an answer's ids, and for each id 1 + the kind of its content word, or 0 for none."""
     coded = tokenizer(s, add_special_tokens=False, return_offsets_mapping=True)
     kinds = [0] * len(coded.input_ids)
-    for start, end, kind in content_words(s):
-        for i, (a, b) in enumerate(coded.offset_mapping):
-            if b > start and a < end:
+    for word_start, word_end, kind in content_words(s):
+        for i, (token_start, token_end) in enumerate(coded.offset_mapping):
+            overlaps = token_end > word_start and token_start < word_end
+            if overlaps:
                 kinds[i] = 1 + KINDS.index(kind)
     return coded.input_ids, kinds
 
@@ -134,7 +144,10 @@ def make_example(
     ids: list[int] = []
     target_ids: list[int] = []
     kinds: list[int] = []
-    for i, turn in enumerate(dialogues.conversation(dialogue.scene, dialogue.task, dialogue.seed)):
+    turns = dialogues.conversation(dialogue.scene, dialogue.task, dialogue.seed)
+    for i, turn in enumerate(turns):
+        # The visual tokens are in the first question. Of a turn, the answer and the token that ends
+        # it are to be predicted.
         ask = [*_token_ids(tokenizer, "<|im_start|>user\n"), *(visual_ids if i == 0 else ())]
         ask += [
             *_token_ids(tokenizer, turn.question),
@@ -177,7 +190,7 @@ def render_pixels(
     else:
         both = [dialogue.scene, world.edit(dialogue.scene, dialogue.seed)]
         scenes_and_frames = [(scene, 1) for scene in both[: len(frames)]]
-        pairs = np.stack([frames, frames], 1)
+        pairs = np.stack([frames, frames], 1)  # A picture is a pair of equal frames.
     if not probes:
         return pairs, np.zeros((0, len(PROBES)), dtype=np.int64)
     labels_by_scene = [
@@ -193,6 +206,8 @@ def _pad(lists: Sequence[list[int]], value: int) -> Tensor:
     return pad_sequence([torch.tensor(each) for each in lists], True, value)
 
 
+# Hugging Face computes positions in a method of the model that needs no weights. In calls of that
+# method, this object stands for the model.
 _ROPE = cast(Any, SimpleNamespace(config=pair_config(1)))
 _ROPE.get_vision_position_ids = lambda *a, **k: Qwen2_5_VLModel.get_vision_position_ids(
     _ROPE, *a, **k
@@ -206,7 +221,7 @@ def collate(
     probes: bool = True,
     form: PromptForm = QWEN25,
 ) -> Batch:
-    """Renders and pads examples."""
+    """Makes a batch of examples, which are padded on the right. Their pictures are drawn here."""
     ids, media, kinds = (
         _pad(lists, 0) for lists in zip(*[(r.ids, r.media, r.kinds) for r in examples], strict=True)
     )
@@ -227,6 +242,10 @@ class Source:
     """An endless stream of training batches.
 
     Several batches are drawn together and sorted by length, so that little is padded.
+    ``canvases`` has each canvas with its share of the batches, and ``tokens`` is about how many
+    tokens a batch has. ``max_objects`` returns how many objects a scene may have, by the progress
+    of the training from 0 to 1. Samples take the ``tasks`` equally often; for None the task is
+    drawn (`draw_dialogue`).
     """
 
     def __init__(
@@ -257,7 +276,7 @@ class Source:
         canvas = self._canvases[int(self._rng.choice(len(self._canvases), p=self._shares))]
         queue = self._queues[canvas]
         if not queue:
-            size = max(1, self._tokens // (visual_tokens(canvas) + 190))
+            size = max(1, self._tokens // (visual_tokens(canvas) + TEXT_TOKENS))
             most = self._max_objects(progress)
             count = size * 4 if size > 1 else 2
             seeds = self._rng.integers(0, EVAL_SEED, count)

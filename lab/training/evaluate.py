@@ -1,7 +1,9 @@
-"""Measures the teacher-forced accuracy of a saved model of the pair on unseen clips.
+"""Measures how often a saved model of the pair predicts the next token of true answers.
 
-There are three views: the clip's own pixels, another clip's pixels, which shows what the words
-alone give away, and no visual tokens. Seeds start at `EVAL_SEED`, which training never draws.
+The answers are about unseen clips, and each prediction follows the true tokens before it
+(teacher-forced accuracy). ``python -m lab eval`` prints it. There are three views: the clip's own
+pixels, another clip's pixels, which shows what the words alone give away, and no visual tokens.
+Seeds start at `EVAL_SEED`, which training never draws.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,11 +34,14 @@ VIEWS: tuple[View, ...] = ("own", "other", "none")
 
 
 class Counts(NamedTuple):
-    """The numbers of right predictions and of tokens by kind, and the summed negative logs."""
+    """How many tokens of a batch's answers were predicted right, by the kind of token.
 
-    right: Tensor  # [1 + kinds]: index 0 is for tokens outside content words.
-    total: Tensor  # [1 + kinds].
-    nll: float  # In nats.
+    The kinds are `KINDS`, those of content words. Index 0 is for all other tokens.
+    """
+
+    right: Tensor  # [1 + kinds]: how many are predicted right.
+    total: Tensor  # [1 + kinds]: how many there are.
+    nll: float  # The sum over tokens of -log of the probability of the true one, in nats.
 
 
 class Family(NamedTuple):
@@ -77,8 +82,9 @@ def logits_under_view(
         nothing = torch.zeros(len(batch.ids), visual_tokens(batch.canvas), dtype=torch.bool)
         batch = drop_visual_tokens(batch, nothing)
     else:
-        encoded = forward.encode(model, batch.frames)
-        visual = encoded.roll(visual_tokens(batch.canvas) if view == "other" else 0, 0)
+        visual = forward.encode(model, batch.frames)
+        if view == "other":  # Each sample gets the visual tokens of the sample before it.
+            visual = visual.roll(visual_tokens(batch.canvas), 0)
     hidden = forward.decode(model, embed(model, batch.ids, visual), batch.positions)
     return F.linear(hidden[batch.labels >= 0], model.lm_head.weight)
 
@@ -97,7 +103,8 @@ def count_right(scores: Tensor, batch: Batch) -> Counts:
 
 
 def summarize(counts: Sequence[Counts]) -> dict[str, float]:
-    """Returns accuracies of all answer tokens, of content words and by kind, and the mean nll."""
+    """Returns the accuracy of all answer tokens ("all"), of content words and of each kind of them,
+    the number of tokens, and the mean negative log probability of the true ones ("nll")."""
     right = torch.stack([c.right for c in counts]).sum(0)
     total = torch.stack([c.total for c in counts]).sum(0)
     out = {

@@ -59,8 +59,9 @@ HEAD_WIDTH = HIDDEN // HEADS
 TOWER_MLP = 384  # Wider than the embedded tower's, whose MLPs have a gate.
 TARGET_PATTERN = ("linear_attention", "linear_attention", "full_attention") * 2
 DRAFT_PATTERN = ("linear_attention", "full_attention")
-# For each layer, the layer of the embedded draft that it begins with. A layer is added where the
-# next one has the same source, and adds nothing before it is trained.
+# For each layer, the layer of the embedded draft whose weights it begins with. Of the layers with
+# the same source only the last one works at first. Those before it pass their input on until they
+# are trained.
 TARGET_SOURCES = (0, 0, 0, 1, 1, 1)
 DRAFT_SOURCES = (0, 1)
 # Tokens after which the heads of a new Gated DeltaNet layer have forgotten most of their state.
@@ -154,6 +155,7 @@ def convert(pair: Any, pattern: tuple[str, ...], sources: tuple[int, ...]) -> An
     with torch.no_grad():
         model.load_state_dict(_tower_weights(old), strict=False)
         text.embed_tokens.weight.copy_(old["model.language_model.embed_tokens.weight"])
+        # Qwen3.5's norms multiply by 1 + weight, and those of the pair by weight.
         text.norm.weight.copy_(old["model.language_model.norm.weight"] - 1)
         for number, (layer, source) in enumerate(zip(text.layers, sources, strict=True)):
             head = f"model.language_model.layers.{source}."
@@ -162,9 +164,10 @@ def convert(pair: Any, pattern: tuple[str, ...], sources: tuple[int, ...]) -> An
                 layer.get_submodule(name).weight.copy_(weights[f"{name}.weight"] - 1)
             for name, weight in layer.mlp.named_parameters():
                 weight.copy_(weights[f"mlp.{name}"])
-            out = INITIALISERS[layer.block_type](layer, weights)
-            if source in sources[number + 1 :]:
-                out.zero_()
+            output_matrix = INITIALISERS[layer.block_type](layer, weights)
+            has_later_copy = source in sources[number + 1 :]
+            if has_later_copy:  # Both its outputs are 0, so the layer passes its input on.
+                output_matrix.zero_()
                 layer.mlp.down_proj.weight.zero_()
     return model
 
@@ -188,8 +191,9 @@ def _tower_weights(old: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _begin_attention(layer: Any, old: Mapping[str, Tensor]) -> Tensor:
     """Copies an attention layer, and returns its output matrix.
 
-    Its new gate is open by half, which the output makes up for, and its new norms bring queries and
-    keys to the sizes that they have in the embedded pair.
+    Qwen3.5 has a gate that the embedded pair lacks. Its weights are 0, so it multiplies by
+    sigmoid(0) = 0.5, and the output matrix is doubled. Its new norms bring queries and keys to the
+    sizes that they have in the embedded pair.
     """
     new = layer.self_attn
     for part in ("weight", "bias"):
@@ -221,9 +225,10 @@ def _begin_delta_net(layer: Any, old: Mapping[str, Tensor]) -> Tensor:
     new.in_proj_qkv.weight.copy_(torch.cat([old["self_attn.q_proj.weight"], key, value]))
     new.out_proj.weight.copy_(old["self_attn.o_proj.weight"])
     nn.init.normal_(new.conv1d.weight, std=0.1)
-    new.conv1d.weight[..., -1] += 1.0
+    new.conv1d.weight[..., -1] += 1.0  # So it nearly passes a token on as it is.
     nn.init.zeros_(new.A_log)
-    # The state decays by exp(-softplus(bias)) a token.
+    # The state decays by exp(-softplus(bias)) a token, and softplus(log(expm1(x))) is x. So after
+    # as many tokens as a head's memory, its state has decayed to 1 / e.
     new.dt_bias.copy_(torch.tensor([math.log(math.expm1(1 / tokens)) for tokens in MEMORIES]))
     nn.init.normal_(new.in_proj_a.weight, std=0.02)
     return cast(Tensor, new.out_proj.weight)
@@ -309,9 +314,10 @@ def _mix_by_delta_net(layer: Any, y: Tensor, cos: Tensor, sin: Tensor) -> Tensor
 def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
     """Returns what queries read from a state that keys and values write, [batch, n, heads, width].
 
-    The state S changes by S <- d (I - b k k^T) S + b k v^T at each token, with decay d and step b,
-    which are [batch, n, heads] (Yang et al. 2024, "Gated Delta Networks"). Chunks of tokens are
-    solved at once, and the state goes from chunk to chunk.
+    The state S changes by S <- d (I - b k k^T) S + b k v^T at each token, with decay d and step b
+    (Yang et al. 2024, "Gated Delta Networks"). ``log_decay`` is log d and ``beta`` is b, both
+    [batch, n, heads]. Within a chunk of ``CHUNK`` tokens all changes are found at once, as the
+    solution of a triangular system. Only the state goes from chunk to chunk.
     """
     batch, n, heads, width = q.shape
 
@@ -322,18 +328,23 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: T
 
     q = chunks(q * torch.rsqrt(q.square().sum(-1, keepdim=True) + EPS) * width**-0.5)
     k = chunks(k * torch.rsqrt(k.square().sum(-1, keepdim=True) + EPS))
-    v, beta, decay = chunks(v), chunks(beta), chunks(log_decay).cumsum(2)
+    v, beta = chunks(v), chunks(beta)
+    decay = chunks(log_decay).cumsum(2)  # The log of the decay since the chunk began.
     causal = torch.ones(CHUNK, CHUNK, dtype=torch.bool).tril()
+    # How much of what token j writes is left at token i of the same chunk.
     between = (decay - decay.transpose(2, 3)).masked_fill(~causal, -math.inf).exp()
+    # What a token writes depends on what the tokens before it wrote. The solution has the values
+    # that would be written if the state were 0 at the chunk's start, and the keys by which that
+    # state is read to correct these values.
     weighted = k * beta
     system = weighted @ k.transpose(2, 3) * between
     wanted = torch.cat([v * beta, weighted * decay.exp()], -1)
     solved = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
     new_values, old_reads = solved.split(width, -1)
-    within = (q @ k.transpose(2, 3)) * between
+    within = (q @ k.transpose(2, 3)) * between  # What queries read of the same chunk's tokens.
     last = decay[:, :, -1:]
     parts = (new_values, old_reads, within, q * decay.exp(), k * (last - decay).exp(), last.exp())
-    state = q.new_zeros(batch * heads, width, width)
+    state = q.new_zeros(batch * heads, width, width)  # S after the chunks so far.
     outputs = []
     for values, reads, weights, queries, keys, fade in zip(
         *(part.unbind(1) for part in parts), strict=True
@@ -345,9 +356,12 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: T
     return out[:, :, :n].transpose(1, 2)
 
 
+# How a layer mixes what its tokens say, by the kind of layer.
 MIXES = {"full_attention": _mix_by_attention, "linear_attention": _mix_by_delta_net}
 
 
+# Hugging Face computes positions in a method of the model that needs no weights. In calls of that
+# method, this object stands for the model.
 _ROPE = cast(Any, SimpleNamespace(config=hybrid_config(DRAFT_PATTERN)))
 _ROPE.get_vision_position_ids = lambda *a, **k: Qwen3_5Model.get_vision_position_ids(_ROPE, *a, **k)
 

@@ -1,4 +1,8 @@
-"""Defines the stages of training: depths, seconds of CPU time, clips and learning rates."""
+"""Defines the stages of training: depths, seconds of CPU time, clips and learning rates.
+
+`train.py` says what each stage of the embedded pair is for, and trains them. A probe is a head that
+learns to predict from each visual token what it shows; it trains the vision tower.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,13 +12,17 @@ from saccade.world.train_draft.samples import Canvas
 
 TARGET_LAYERS, MEDIUM_LAYERS, DRAFT_LAYERS = 20, 6, 2
 Shares = list[tuple[Canvas, float]]
+"""Sizes of clips, each with its share of the batches. The shares need not sum to 1."""
 
 
 def _video_shares(*sizes: tuple[int, int, int, float]) -> Shares:
+    """Returns videos by (frames, height, width, share)."""
     return [(Canvas("video", t, h, w), share) for t, h, w, share in sizes]
 
 
 def _image_shares(*sides: int, share: float) -> Shares:
+    """Returns squares of these sides, which have a share in all: half of it single pictures, half
+    of it pairs of pictures that differ ("diff")."""
     images = [(Canvas("image", 1, s, s), 0.5 * share / len(sides)) for s in sides]
     return images + [(Canvas("diff", 1, s, s), 0.5 * share / len(sides)) for s in sides]
 
@@ -58,13 +66,16 @@ def _scale(shares: Shares, by: float) -> Shares:
 
 
 def _rising_objects(*steps: tuple[float, int]) -> Callable[[float], int]:
-    """Returns how many objects a scene may have by progress: (until, objects) each, then 6."""
+    """Returns a function from a stage's progress (0 to 1) to how many objects a scene may have.
+
+    A step is (progress until which it holds, objects). After the last one there are 6.
+    """
     return lambda progress: next((most for until, most in steps if progress < until), 6)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What one stage trains and on what; `cpu_s` is its budget of CPU seconds."""
+    """What one stage trains, and on what."""
 
     name: Literal[
         "probe",
@@ -81,15 +92,15 @@ class Stage:
         "decoder",
         "hybrid",
     ]
-    layers: int
-    cpu_s: float
-    lr: float
+    layers: int  # Of the language model.
+    cpu_s: float  # The budget in CPU seconds.
+    lr: float  # The learning rate.
     canvases: Shares
-    tokens: int = 3000
-    vision: bool = True
-    probe: float = 0.3
-    objects: Callable[[float], int] = lambda progress: 6
-    drops: bool = False
+    tokens: int = 3000  # In a batch, about.
+    vision: bool = True  # Whether the vision tower trains.
+    probe: float = 0.3  # The weight of the probes' loss; 0: without probes.
+    objects: Callable[[float], int] = lambda progress: 6  # At most, by progress (0 to 1).
+    drops: bool = False  # Whether visual tokens are dropped, as the views of a draft do.
     tasks: tuple[str | None, ...] = (None,)  # None draws tasks in the world's own shares.
 
 
