@@ -156,7 +156,9 @@ def _outdated_table() -> Iterable[str]:
     yield from ("", "## Runs that are outdated", "")
     yield from ("| outdated | for | because |", "|-|-|-|")
     for each in OUTDATED:
-        concerned = "seconds" if each.only_seconds else f"`{each.methods[0]}`"
+        concerned = ", ".join(f"`{method}`" for method in each.methods) or "all methods"
+        if each.only_seconds:
+            concerned = "seconds"
         names = ", ".join(name for name, digest in each.digests.items() if digest)
         yield f"| {names} | {concerned} | {each.reason} |"
 

@@ -71,7 +71,8 @@ def find_documents(paths: Sequence[Path]) -> Iterator[Document]:
             raise OptionError(f"{root} is neither a file nor a folder")
         files = sorted(root.rglob("*")) if root.is_dir() else [root]
         for file in files:
-            if file.suffix not in SUFFIXES or not file.is_file():
+            # A file that is named itself is read whatever its suffix is.
+            if not file.is_file() or (root.is_dir() and file.suffix not in SUFFIXES):
                 continue
             text = file.read_text("utf-8", errors="replace").strip()
             possible_lengths = [

@@ -161,7 +161,7 @@ def measure_pair(
         # Its ids were stored when ``generate()`` answered, so the empty tuple is never used.
         reference = results.reference(document, tuple, kind)
         cache = PrefixCache(PROMPT_CACHE_BYTES) if document.text else None
-        start = number % len(own_names)
+        start = number % max(1, len(own_names))
         for name in (*own_names[start:], *own_names[:start]):
             if name in missing:
                 on_progress(f"{document.name}, {number + 1} of {len(documents)}, {name}")

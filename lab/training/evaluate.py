@@ -69,7 +69,12 @@ def evaluation_batches(
     seeds = range(first, first + samples)
     rows = [draw_example(proc.tokenizer, canvas, s, task, max_objects, form) for s in seeds]
     rows.sort(key=lambda r: len(r.ids))
-    return [collate(rows[i : i + 8], canvas, probes=False, form=form) for i in range(0, samples, 8)]
+    # Batches of about eight. A last sample is not alone, because under the view "other" each sample
+    # of a batch sees the visual tokens of another one.
+    batches = [rows[i : i + 8] for i in range(0, samples, 8)]
+    if len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [batches[-2] + batches[-1]]
+    return [collate(each, canvas, probes=False, form=form) for each in batches]
 
 
 @torch.no_grad()
