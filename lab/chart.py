@@ -1,4 +1,7 @@
-"""Draws the charts of speed, one for each processor, from stored runs: nothing is measured."""
+"""Draws the charts of docs/numbers.md, one for each processor, from stored runs.
+
+A chart shows how many times as fast as our plain decoding each method is. Nothing is measured.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,11 @@ from saccade.bench.figures import COLOURS, save_figure
 from saccade.bench.measures import Interval
 from saccade.bench.records import Answer
 
+# A chart's file -> the folder of the run that it shows; each run is of another processor.
 RUNS = {"speed.svg": "bench-256", "speed-intel.svg": "bench-intel", "speed-zen3.svg": "bench-zen3"}
+# A suite of the run -> the title of its panel.
 PANELS = {"shapes-caption": "descriptions", "shapes-qa": "answers of a few words"}
+# A method of the run -> its label in the chart.
 METHODS = {
     "auto": "auto (default)",
     "sd/shape=fit": "sd, fitted chain",
@@ -48,6 +54,7 @@ def read_bars(run: Path) -> Bars:
 def _speedup_intervals(
     answers: Sequence[Answer], suite: str, method: str
 ) -> tuple[Interval, Interval]:
+    """Returns how many times as fast as ``ar`` a method is: in decoding, and in whole answers."""
     own, plain = (
         [a for a in answers if a.suite == suite and a.method == name] for name in (method, BASELINE)
     )
@@ -69,6 +76,7 @@ def draw_bars(bars: Bars) -> Figure:
     axes = figure.subplots(len(bars), 1, sharex=True)
     for axis, (suite, methods) in zip(axes, bars.items(), strict=True):
         for place, both in enumerate(methods.values()):
+            # Places count downwards, so a negative shift puts the bar of decoding above the other.
             for shift, (middle, low, high), colour, label in zip(
                 (-0.2, 0.2), both, COLOURS, ("decoding", "whole answer"), strict=False
             ):
@@ -81,20 +89,22 @@ def draw_bars(bars: Bars) -> Figure:
                     edgecolor="white",
                     xerr=[[middle - low], [high - middle]],
                     error_kw={"lw": 1, "capsize": 2, "ecolor": "#444444"},
-                    label=None if place else label,
+                    label=label if place == 0 else None,  # The legend has each label once.
                 )
-                paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+                white_box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
                 axis.text(
-                    *(high + 0.07, place + shift, f"{middle:.2f}"),
+                    high + 0.07,
+                    place + shift,
+                    f"{middle:.2f}",
                     va="center",
                     fontsize=LETTER_SIZE - 1,
-                    bbox=paper,
+                    bbox=white_box,
                 )
         axis.axvline(1, color="black", lw=1, ls=":")
         axis.set_yticks(
             range(len(methods)), [METHODS[name] for name in methods], fontsize=LETTER_SIZE
         )
-        axis.set_ylim(len(methods) - 0.5, -0.5)
+        axis.set_ylim(len(methods) - 0.5, -0.5)  # The first method is on top.
         axis.set_title(PANELS[suite], fontsize=LETTER_SIZE + 1, loc="left")
         axis.spines[["top", "right"]].set_visible(False)
     axes[-1].set_xlabel("times as fast as our own plain decoding", fontsize=LETTER_SIZE)

@@ -1,9 +1,14 @@
 """Computes ratios of speed from timed runs, each with its interval over clips.
 
-A clip's speedup is the median over its turns, and each turn compares runs of that turn alone. A
-ratio is the median over clips, with a bootstrap interval where there are three clips or more. Only
-`auto`'s rank is of total seconds. *Best* is the one method with the highest median over the clips.
-Where several methods tie, the luckiest is the best, so its ratio is too high by about the noise.
+``lab/speed.py`` runs the methods, and says which of these ratios have a goal. In a turn every
+method answers a clip once. A clip's speedup is the median over its turns, and each turn compares
+runs of that turn alone. A ratio is the median over clips, with a bootstrap interval where there are
+three clips or more. One ratio is computed otherwise: `ratio_to_best_fixed`, which compares `auto`
+with the other methods by their total seconds of all clips.
+
+*Best* is the one drafting method with the highest median over the clips. Where several methods are
+equally fast, noise decides which of them looks best, so the ratio of the best is too high by about
+the noise.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ class InterleavedRuns:
     """The runs of one part: for each clip, every method's timed runs in the order of turns."""
 
     clips: tuple[str, ...]  # Ids of the suite's items, which end in their seeds.
-    runs: tuple[Mapping[str, Sequence[TimedRun]], ...]
+    runs: tuple[Mapping[str, Sequence[TimedRun]], ...]  # For each clip: method -> a run a turn.
     errors: Mapping[str, str] = field(default_factory=dict)  # Why a peer failed, by its name.
 
     def methods(self) -> tuple[str, ...]:
@@ -71,11 +76,11 @@ class Goal:
 class GoalOutcome:
     """A goal with the ratio that was measured for it, as the JSON of a run has it."""
 
-    part: str
+    part: str  # The suite of clips and the methods that it was measured on.
     name: str
-    value: float | None
-    goal: float | None
-    met: bool | None
+    value: float | None  # None where a method failed.
+    goal: float | None  # The least value that meets it; None if the ratio is only reported.
+    met: bool | None  # None without a value or without a goal.
     interval: tuple[float, float] | None
     detail: Mapping[str, Any]
 
@@ -107,9 +112,10 @@ def speedups_by_clip(
     """Returns how many times as fast as ``over`` a method is on each clip: the median of turns."""
     return [
         median(
-            seconds(base) / seconds(each) for each, base in zip(own[method], own[over], strict=True)
+            seconds(other_run) / seconds(own_run)
+            for own_run, other_run in zip(by_method[method], by_method[over], strict=True)
         )
-        for own in timed.runs
+        for by_method in timed.runs
     ]
 
 
@@ -135,7 +141,8 @@ def _median_ratio(values: Sequence[float], **detail: Any) -> MeasuredRatio:
     """Returns the median over clips, with an interval where there are enough clips for one."""
     interval = measures.interval(values) if len(values) >= MIN_CLIPS_FOR_INTERVAL else None
     detail |= {"clips": [round(value, 4) for value in values]}
-    return MeasuredRatio(median(values), interval and interval[1:], detail)
+    ends = interval and interval[1:]  # An interval begins with its middle, which is not stored.
+    return MeasuredRatio(median(values), ends, detail)
 
 
 def method_ratio(
@@ -181,28 +188,34 @@ def share_of_amdahl_limit(timed: InterleavedRuns) -> MeasuredRatio:
     shrinks by the speedup of decoding.
     """
     best = best_method(timed)
-    shares = [median(each.decode / each.total for each in own[BASELINE]) for own in timed.runs]
+    # The share of plain decoding's seconds that is not before the first token, clip by clip.
+    decoding_shares = [
+        median(run.decode / run.total for run in by_method[BASELINE]) for by_method in timed.runs
+    ]
     decoding_speedups = speedups_by_clip(timed, best, BASELINE)
     limits = [
-        amdahl_limit(share, own) for share, own in zip(shares, decoding_speedups, strict=True)
+        amdahl_limit(share, speedup)
+        for share, speedup in zip(decoding_shares, decoding_speedups, strict=True)
     ]
     whole_speedups = speedups_by_clip(timed, best, BASELINE, whole_seconds_per_token)
     detail = {
         "best": best,
-        "decode share of ar": median(shares),
+        "decode share of ar": median(decoding_shares),
         "limit": median(limits),
         "end to end": median(whole_speedups),
     }
     return _median_ratio(
-        [own / top for own, top in zip(whole_speedups, limits, strict=True)], **detail
+        [speedup / limit for speedup, limit in zip(whole_speedups, limits, strict=True)], **detail
     )
 
 
 def ratio_to_best_fixed(timed: InterleavedRuns) -> MeasuredRatio:
     """Returns the fastest fixed method's seconds of decoding all clips, over `auto`'s.
 
-    Plain decoding counts as a fixed method.
+    Every method but `auto` is fixed, plain decoding included. The fastest is the one with the least
+    seconds of all clips together.
     """
+    # For each method an array with the seconds of decoding each clip.
     seconds_by_method = {
         name: np.array([median(each.decode for each in own[name]) for own in timed.runs])
         for name in timed.methods()
@@ -210,6 +223,7 @@ def ratio_to_best_fixed(timed: InterleavedRuns) -> MeasuredRatio:
     auto_seconds = seconds_by_method.pop(AUTO)
     best = min(seconds_by_method, key=lambda name: float(seconds_by_method[name].sum()))
 
+    # ``clips`` are indices of clips, [clip], or of clips drawn with replacement, [draw, clip].
     def ratio(clips: np.ndarray) -> np.ndarray:
         return seconds_by_method[best][clips].sum(-1) / auto_seconds[clips].sum(-1)
 

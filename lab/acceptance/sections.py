@@ -1,4 +1,9 @@
-"""Runs the sections of an acceptance in their order; each writes its lines as it goes."""
+"""Runs the sections of an acceptance, which checks Saccade on a GPU (``python -m lab accept``).
+
+Models have random weights and are made on the spot. A section checks or times one thing, such as
+whether every method gives the answer of ``generate``, and writes lines of JSON as it goes. A
+captured forward is one that is replayed as a CUDA graph; an ordinary one is not.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +38,7 @@ from saccade.bench.peers import hf
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.timing import Clock
-from saccade.core.tree import Tree, chain
+from saccade.core.tree import ROOT, Tree, chain
 from saccade.drafting.drafters import HeadDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes import cost_measurement
@@ -57,9 +62,12 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.1}
 
 In bfloat16 either is .05 of it away after 28 layers of random weights, by rounding alone.
 """
-COMPILED_LAYERS = 4  # Of the target, in steps of rivals: compiling all of them takes too long.
-COMPILED_ROWS = (1, 16)  # Of those steps.
-RIVALS = frozenset({"compiled peer", "step variants"})  # Sections that time what others made.
+# Steps of rivals are timed over this many of the target's layers, because compiling all of them
+# takes too long, and with these numbers of rows.
+COMPILED_LAYERS = 4
+COMPILED_ROWS = (1, 16)
+# Sections that time what others made: transformers' ``generate``, and layers by ``torch.compile``.
+RIVALS = frozenset({"compiled peer", "step variants"})
 MAX_COST_ERROR = 1.25  # The largest factor between a step's assumed cost and its real one.
 MAX_WEIGHT_OVERHEAD = 1.15  # The most memory a model may hold, as a factor of its weights' bytes.
 
@@ -68,8 +76,8 @@ MAX_WEIGHT_OVERHEAD = 1.15  # The most memory a model may hold, as a factor of i
 class Sizes:
     """The sizes of the work that an acceptance does."""
 
-    contexts: tuple[int, ...]  # Visual tokens of a prompt.
-    rows: tuple[int, ...]  # Rows of a step.
+    contexts: tuple[int, ...]  # Visual tokens of a prompt, or keys in a cache.
+    rows: tuple[int, ...]  # Tokens that a step scores.
     tokens: int  # Of an answer that is compared.
     long_tokens: int  # Of an answer that is timed.
     prompt: int  # Visual tokens of the prompt whose answers are compared.
@@ -120,9 +128,11 @@ class Acceptance:
         target, draft = self.models.small_pair(torch.float32)
         prompt = self._short_prompt()
         expected = self._generate(target, prompt)
-        varied = len(set(expected))
-        self.report.note(generated=len(expected), different=varied)
-        self.report.check(varied > len(expected) // 4, "the text repeats itself and proves little")
+        different = len(set(expected))
+        self.report.note(generated=len(expected), different=different)
+        # A random model may write one token over and over, which wrong code could get right too.
+        varies = different > len(expected) // 4
+        self.report.check(varies, "the text repeats itself and proves little")
         for method in self.report.cases(self.methods):
             with self.report.errors_as_failures(method):
                 own_draft = draft
@@ -144,7 +154,10 @@ class Acceptance:
         expected: tuple[int, ...],
         **facts: Any,
     ) -> None:
-        """Compares two answers by a method, of which the second must capture nothing."""
+        """Checks that a method answers as ``generate`` did, twice.
+
+        The first answer captures the sizes of its forwards. The second must capture nothing.
+        """
         captures = []
         for _ in range(2):
             with count_graphs() as graphs:
@@ -199,17 +212,18 @@ class Acceptance:
                 (max(16, int(context * share)), rows)
                 for context in self.sizes.contexts
                 for rows in self.sizes.rows
-                if name == "target" or rows <= 8
+                if name == "target" or rows <= 8  # A draft's steps have few rows.
             ]
-            lengths: dict[int, tuple[Session, Session]] = {}
+            # Only the sessions of the current context are kept, because their caches are large.
+            sessions: dict[int, tuple[Session, Session]] = {}
             for context, rows in self.report.cases(cases, name):
-                if context not in lengths:
-                    lengths = {
+                if context not in sessions:
+                    sessions = {
                         context: _captured_and_ordinary_sessions(
                             model, context, 4 * max(self.sizes.rows)
                         )
                     }
-                self._check_step(name, model, context, rows, *lengths[context])
+                self._check_step(name, model, context, rows, *sessions[context])
 
     def _check_step(
         self,
@@ -220,28 +234,33 @@ class Acceptance:
         captured: Session,
         ordinary: Session,
     ) -> None:
-        """Checks a captured step's logits against an ordinary step's, and times both."""
+        """Checks a captured step's logits against an ordinary step's, and times both.
+
+        They must be close for three different inputs, and change when the input changes.
+        """
         with count_graphs() as graphs:
-            first = Clock(self.device)
+            capture_clock = Clock(self.device)
             _score_chain(captured, context, rows, 0)
             capture_new_sizes()
-            first_ms = first.elapsed() * 1e3
-            difference, largest, changes = 0.0, 0.0, 0.0
+            first_ms = capture_clock.elapsed() * 1e3
+            # The largest of each over all turns: the difference of captured and ordinary logits,
+            # the ordinary logits, and the change of captured logits from one turn to the next.
+            difference, largest, change = 0.0, 0.0, 0.0
             before: Tensor | None = None
             for turn in range(3):
-                mine, theirs = (
-                    _score_chain(session, context, rows, turn) for session in (captured, ordinary)
-                )
-                difference = max(difference, float((mine - theirs).abs().max()))
-                largest = max(largest, float(theirs.abs().max()))
+                captured_logits = _score_chain(captured, context, rows, turn)
+                ordinary_logits = _score_chain(ordinary, context, rows, turn)
+                apart = float((captured_logits - ordinary_logits).abs().max())
+                difference = max(difference, apart)
+                largest = max(largest, float(ordinary_logits.abs().max()))
                 if before is not None:
-                    changes = max(changes, float((mine - before).abs().max()))
-                before = mine
+                    change = max(change, float((captured_logits - before).abs().max()))
+                before = captured_logits
         share = difference / max(largest, 1e-9)
         what = f"{rows} rows of the {name} over {context} keys"
         tolerance = TOLERANCE[model.dtype]
         self.report.check(share <= tolerance, f"{what}: captured logits are {share:.2g} apart")
-        self.report.check(changes > 0, f"{what}: captured logits do not follow their input")
+        self.report.check(change > 0, f"{what}: captured logits do not follow their input")
         if self.is_gpu:
             self.report.check(graphs["replays"] > 0, f"{what}: no captured step ran")
         times = {
@@ -288,10 +307,12 @@ class Acceptance:
                 self.report.note(model=name, kind=kind, **_profile_facts(profiled))
 
     def check_costs(self) -> None:
-        """Compares the costs that ``auto`` decides by with the times of real steps."""
+        """Compares the costs by which ``auto`` decides how far to draft with real steps."""
         target, draft = self._model("target"), self._model("draft")
         for context in self.report.cases(self.sizes.contexts[:2]):
-            began, bucket = time.perf_counter(), cost_measurement.context_bucket(context)
+            began = time.perf_counter()
+            # Costs are measured at a power of two near the context.
+            bucket = cost_measurement.context_bucket(context)
             draft_bucket = cost_measurement.context_bucket(int(KEPT_SHARE * bucket))
             with count_graphs() as graphs:
                 costs = cost_measurement.measure_costs(
@@ -326,14 +347,15 @@ class Acceptance:
     def _decode_step(self, model: Backbone, context: int) -> float:
         """Returns the seconds of a step of plain decoding, one token after another: the quickest of
         several, as costs are measured."""
-        _, first = _captured_and_ordinary_sessions(model, context, 128, kinds=(False, True))
-        first.requests[0].pending, first.requests[0].tree = [1], Tree()
+        # Of an ordinary and a captured session, the captured one is timed.
+        _, captured = _captured_and_ordinary_sessions(model, context, 128, kinds=(False, True))
+        captured.requests[0].pending, captured.requests[0].tree = [1], Tree()
         seconds = []
         for _ in range(STEP_REPEATS + WARM_UP_STEPS):
             clock = Clock(self.device)
-            (scores,) = first.score({0: Tree()}).values()
-            (token,) = scores.top(-1, 1)
-            first.commit({0: [token]})
+            (scores,) = captured.score({0: Tree()}).values()
+            (token,) = scores.top(ROOT, 1)
+            captured.commit({0: [token]})
             seconds.append(clock.elapsed())
             capture_new_sizes()
         return min(seconds[WARM_UP_STEPS:])
@@ -347,22 +369,22 @@ class Acceptance:
             prompt = with_model_dtype(
                 noise_video_inputs(self.models.target_config(), context), target
             )
-            for turn in range(2):
+            # The last turn counts. The one before it is a warm-up, which shrunken models do not
+            # need, because their speed is not judged.
+            for _ in range(1 if self.models.small else 2):
                 self._reset_peak_memory()
                 clock = Clock(self.device)
-                (read,) = target.prompts(prompt)
-                vision = clock.lap()
-                Session(target, [Sampling()]).prefill([read])
-                plain = clock.lap()
-                Session(target, [Sampling()]).prefill([read], record=True)
-                recorded = clock.lap()
-                if self.models.small and turn == 0:
-                    break
+                (encoded,) = target.prompts(prompt)
+                vision_seconds = clock.lap()
+                Session(target, [Sampling()]).prefill([encoded])
+                decoder_seconds = clock.lap()
+                Session(target, [Sampling()]).prefill([encoded], record=True)
+                recording_seconds = clock.lap()
             self.report.note(
-                tokens=len(read),
-                vision_s=vision,
-                decoder_s=plain,
-                decoder_with_attention_recorded_s=recorded,
+                tokens=len(encoded),
+                vision_s=vision_seconds,
+                decoder_s=decoder_seconds,
+                decoder_with_attention_recorded_s=recording_seconds,
                 **self._memory_gib(),
             )
 
@@ -493,12 +515,13 @@ class Acceptance:
 
     def _model(self, name: str) -> Backbone:
         """Returns the target or the draft of the large pair; writes a line when it is made."""
-        already = name in vars(self.models)
+        # A model is a cached property, which is among the variables once it was made.
+        is_made = name in vars(self.models)
         self._reset_peak_memory()
         before = self._allocated_bytes()
         clock = Clock(self.device)
         model: Backbone = getattr(self.models, name)
-        if already:
+        if is_made:
             return model
         seconds = clock.elapsed()
         held_bytes = self._allocated_bytes() - before
@@ -577,6 +600,7 @@ class Acceptance:
     def sections(self) -> dict[str, tuple[float, Callable[[], None]]]:
         """Returns every section's share of the time and its work, by name."""
         return {
+            # The shares of the time sum to 1.
             "facts": (0.02, self.report_facts),
             "right answers": (0.22, self.check_answers),
             "exact answers": (0.06, self.check_exact_answers),
@@ -594,11 +618,13 @@ class Acceptance:
         chosen = {
             name: own for name, own in self.sections().items() if not sections or name in sections
         }
-        total, used = sum(share for share, _ in chosen.values()), 0.0
+        total = sum(share for share, _ in chosen.values())
+        share_so_far = 0.0
         for name, (share, work) in chosen.items():
-            used += share
+            share_so_far += share
             with torch.no_grad():
-                self.report.run(name, used / total, work)
+                # A section has to end when this share of all the time is over.
+                self.report.run(name, share_so_far / total, work)
 
 
 @contextmanager
@@ -608,18 +634,18 @@ def count_graphs() -> Iterator[Counter[str]]:
     with ExitStack() as stack:
         if torch.cuda.is_available():
             for name, kind in (("capture_begin", "captures"), ("replay", "replays")):
-                own = getattr(torch.cuda.CUDAGraph, name)
+                method = getattr(torch.cuda.CUDAGraph, name)
 
-                def count(*args: Any, own: Any = own, kind: str = kind, **kwargs: Any) -> Any:
+                def count(*args: Any, method: Any = method, kind: str = kind, **kwargs: Any) -> Any:
                     counts[kind] += 1
-                    return own(*args, **kwargs)
+                    return method(*args, **kwargs)
 
                 stack.enter_context(patch.object(torch.cuda.CUDAGraph, name, count))
         yield counts
 
 
 def _leave_as_it_is(work: Callable[..., Any]) -> Callable[..., Any]:
-    """Stands in for a compiler."""
+    """Stands in for ``torch.compile`` where nothing is compiled: returns its argument."""
     return work
 
 
@@ -633,7 +659,10 @@ def _with_imposed_acceptance(recipe: Recipe) -> Recipe:
 def _captured_and_ordinary_sessions(
     model: Backbone, context: int, room: int, kinds: tuple[bool, bool] = (True, False)
 ) -> tuple[Session, Session]:
-    """Returns two sessions over the same random keys, the first with CUDA graphs."""
+    """Returns two sessions over the same random keys.
+
+    ``kinds`` says for each whether it uses CUDA graphs; by default the first alone does.
+    """
     sessions = [
         cost_measurement.filled_session(model, context, 1, room, cuda_graphs=kind) for kind in kinds
     ]
@@ -649,6 +678,7 @@ def _captured_and_ordinary_sessions(
 def _score_chain(session: Session, context: int, rows: int, turn: int) -> Tensor:
     """Returns the logits of a chain whose tokens depend on ``turn``, over the same keys always."""
     request = session.requests[0]
+    # The multipliers and moduli are arbitrary. They only give every turn other token ids below 100.
     request.pending, request.tree, request.node_logits = [(turn * 31 + 1) % 97], Tree(), []
     request.cache.length = context
     session.score({0: chain([(turn * 7 + place) % 89 for place in range(rows - 1)])})

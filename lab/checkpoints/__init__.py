@@ -27,6 +27,9 @@ FAMILIES = {**families.FAMILIES, **NEWER_FAMILIES}
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
+# IMAGE, VIDEO and AUDIO stand for a family's own markup, which ``make`` fills in. In a template the
+# tags ``{%-`` drop the whitespace before them, so newlines that a chat needs are written as
+# ``{{ '\n' }}``: the replacements below do this for those after a role and after a token.
 TEMPLATE = (
     (
         "{%- for m in messages -%}<|im_start|>{{ m['role'] }}\n"
@@ -54,12 +57,14 @@ def make(
 ) -> Path:
     """Writes a checkpoint of family ``name`` (see ``FAMILIES``) into ``folder``, and returns that.
 
-    ``noise`` is added to the decoder's weights, as a share of their standard deviation: the same
-    seed with a little noise makes a draft that is often right. ``true_vocabulary`` gives it the
-    tokens and the chat template of the family's real checkpoints (see ``TRUE_VOCABULARIES``), and
-    an embedding with as many rows, which is the head as well. Raises OptionError for an unknown
-    family, one without a true vocabulary here, a vocabulary that is too small, a folder that is not
-    empty, or a package that is missing.
+    The same ``seed`` makes the same weights. ``noise`` is added to the decoder's weights, as a
+    share of their standard deviation: a second checkpoint of the same seed with a little noise is a
+    draft that is often right. With ``true_vocabulary`` the checkpoint has the tokens and the chat
+    template of the family's real checkpoints (see ``TRUE_VOCABULARIES``). Its embedding then has as
+    many rows as theirs, and is the head as well.
+
+    Raises OptionError for an unknown family, one without a true vocabulary here, a vocabulary that
+    is too small, a folder that is not empty, or a package that is missing.
     """
     if name not in FAMILIES:
         raise OptionError(f"unknown family {name!r}; known: {', '.join(FAMILIES)}")
@@ -115,13 +120,13 @@ def _make_tokenizer(family: Family) -> Any:
 def _make_random_model(config: Any, seed: int, text: int) -> Any:
     """Returns a random model whose logits have a standard deviation of about 4.
 
-    Ids from ``text`` on are special tokens, which greedy decoding never picks. An embedding that is
-    the head as well is so small that a token is not likeliest to come again because of itself.
+    ``text`` is the number of ids that stand for text. Ids from there on are special tokens, whose
+    rows of the head are zero, so that greedy decoding never picks them. If the embedding is the
+    head as well (tied), it is small. Else the likeliest next token would be the last one again.
     """
-    text_only = type(config) not in hf.MODEL_FOR_MULTIMODAL_LM_MAPPING
-    model = (hf.AutoModelForCausalLM if text_only else hf.AutoModelForMultimodalLM).from_config(
-        config
-    )
+    is_text_only = type(config) not in hf.MODEL_FOR_MULTIMODAL_LM_MAPPING
+    auto_class = hf.AutoModelForCausalLM if is_text_only else hf.AutoModelForMultimodalLM
+    model = auto_class.from_config(config)
     inner = getattr(model, "thinker", model)  # Qwen2.5-Omni reads and writes text by its thinker.
     generator = torch.Generator().manual_seed(seed)
     head = inner.get_output_embeddings().weight
@@ -130,15 +135,17 @@ def _make_random_model(config: Any, seed: int, text: int) -> Any:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim < 2 and not name.endswith("image_newline"):
+                # Weights of norms are about 1, and biases about 0.
                 centre = 1.0 if "norm" in name or ".ln" in name else 0.0
                 weight.normal_(centre, 0.2, generator=generator)
             elif weight is embeddings or name.endswith("image_newline"):
                 weight.normal_(0, 0.1 if tied else 1, generator=generator)
             else:
-                fan = weight[0].numel()
+                input_count = weight[0].numel()
                 if "experts" in name and weight.ndim == 3:  # There is one matrix an expert.
-                    fan = round(fan**0.5)
-                weight.normal_(0, _scale(name, weight is head) / fan**0.5, generator=generator)
+                    input_count = round(input_count**0.5)
+                std = _scale(name, weight is head) / input_count**0.5
+                weight.normal_(0, std, generator=generator)
         head[text:] = 0
     inner.generation_config = model.generation_config = hf.GenerationConfig(
         do_sample=False, pad_token_id=text
@@ -147,7 +154,11 @@ def _make_random_model(config: Any, seed: int, text: int) -> Any:
 
 
 def _scale(name: str, is_head: bool) -> float:
-    """Returns a matrix's scale; text repeats itself if logits and attention are not sharp."""
+    """Returns a matrix's scale: about the size of its outputs where its inputs have size 1.
+
+    The head, the queries and the keys have larger ones, because a model whose logits and attention
+    are not sharp writes the same text over and over.
+    """
     if is_head:
         return 4.0
     attends = "layers" in name and ("q_proj" in name or "k_proj" in name)

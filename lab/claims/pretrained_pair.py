@@ -1,7 +1,9 @@
-"""Judges claims again on a pretrained target with a pretrained draft model, by the same rule.
+"""Judges claims again on a pretrained target with a pretrained draft model, Qwen2.5-Coder.
 
-Its questions and documents are in ``real-pair-h100.json``, which ``python -m lab real-pair`` makes.
-Questions about code and prose have no media, so a view changes nothing there: claims about views
+The rule is that of all claims (``lab.claims.rule``), and the verdicts stand in a column of the
+claims page. The pair's answers are in ``real-pair-h100.json``, which ``python -m lab real-pair``
+makes: to questions about code, to questions of prose, and to tasks about long documents. A view
+chooses what part of a document the draft sees. The other questions have none, so claims about views
 are judged over documents alone.
 """
 
@@ -29,15 +31,19 @@ from lab.studies.text import accepted_by_document
 FILE = "real-pair-h100.json"
 DOCUMENTS = ("document",)
 QUESTIONS = ("code", "prose")
-KEEP = 0.25
+KEEP = 0.25  # The share of a document's tokens that a self-draft attends to.
 STD, STREAMING = f"std/keep={KEEP}", f"streaming/keep={KEEP}"
 Row = Mapping[str, Any]
 Judge = Callable[[StoredResults], Finding]
 Values = Callable[[Sequence[Row], str], Mapping[str, float]]
-"""Returns one number of each answer of a method, by its question."""
+"""(rows, a method) -> one number of each of the method's answers, by the question's name."""
 
 
 def _rows(results: StoredResults, suite: str) -> Sequence[Row]:
+    """Returns the rows of one suite of questions: "code", "prose" or "document".
+
+    A row's field "document" has the question's name, which begins with the suite's: "code: 3".
+    """
     rows: Sequence[Row] = results.rows(FILE, "measured", "real-pair")
     return [row for row in rows if row["document"].startswith(f"{suite}: ")]
 
@@ -58,7 +64,10 @@ def _compare(
     values: Values,
     names: Sequence[str] = DOCUMENTS,
 ) -> Finding:
-    """Judges methods against each other, on the same questions."""
+    """Judges methods against each other, on the same questions of each suite in ``names``.
+
+    A pair is (what the page calls the comparison, a method, the method that it is compared with).
+    """
     comparisons = [
         paired(label, name, unit, values(rows, own), values(rows, other))
         for name in names

@@ -1,8 +1,9 @@
-"""Judges claims again on a language model with weights that others trained, by the same rule.
+"""Judges claims again on a language model with weights that others trained.
 
-Its documents are in ``real.json`` and ``real-8k.json``, which ``python -m lab real`` makes. A
-verdict here stands beside the embedded pair's and does not change it. ``draft_model`` judges the
-claims that need a draft model.
+The rule is that of all claims (``lab.claims.rule``). The model drafts for itself, and its answers
+about long documents are in ``real.json`` and ``real-8k.json``, which ``python -m lab real`` makes.
+A verdict here stands in a column of the claims page beside the embedded pair's and does not change
+it. Claims that need a draft model are judged by ``draft_model``.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from lab.claims.rule import judge as judge_by_rule
 from saccade.methods.std import GAMMA
 
 LONG_FILE = "real-8k.json"
-KEEPS = 0.1, 0.25
+KEEPS = 0.1, 0.25  # Shares of a document's tokens that a draft attends to.
 DOCUMENTS = "documents"
+# Names of sets of a document's tokens (``lab.real.attention_sets``): who chooses them, and by the
+# attention at which time. "Now" is the step that is measured, so no draft can know it.
 SHARED_SET = "shared by all heads, at prefill"
 STATIC_SET = "std: each head's top at prefill"
 CURRENT_SET = "oracle: each head's top now"
@@ -56,7 +59,11 @@ def _values(
 
 
 def _of_sets(results: StoredResults, chosen: str, what: str, keep: float) -> dict[Hashable, float]:
-    """Returns one number of a set of each document's tokens."""
+    """Returns one number of the set that ``chosen`` names, by document.
+
+    ``what`` is "mass", the share of the attention that the set gets, or "agrees", the share of next
+    tokens that stay the same when only the set is seen. The set has the share ``keep`` of tokens.
+    """
     rows = _rows(results, "looked")
     return {
         row["document"]: row[what] for row in rows if (row["chosen"], row["keep"]) == (chosen, keep)
@@ -101,6 +108,7 @@ def judge_agreement(results: StoredResults) -> Finding:
     suites = json_suites(
         results, results.self_draft_file, unit, comparisons[0].items, (), DOCUMENTS
     )
+    # The paper's 95 % are for one K that it does not name, so no run here can test them.
     premise = Premise("a K, which the paper does not name", is_met=False)
     return judge_by_rule(suites, unit, printed(0.95, 1.01, "value"), comparisons, premise)
 
@@ -137,6 +145,11 @@ def decoding_speed(row: Row) -> float:
 
 
 def judge_fewer_keys(results: StoredResults) -> Finding:
+    """Judges Sec. 3.3's condition on documents: alpha > K / prompt tokens + 1 / gamma.
+
+    K, "kept", is the number of the document's tokens that the draft attends to. The few tokens of
+    text beside the document are not added to it.
+    """
     unit = sparse_to_dense.KEYS
     comparisons = [
         alone(
@@ -182,9 +195,11 @@ def judge_time_by_keys(results: StoredResults) -> Finding:
     for keep in KEEPS:
         method = f"std/keep={keep}"
         speeds = _values(results, method, decoding_speed)
-        shares = _values(results, method, lambda row, keep=keep: _keys_read(row, keep))
-        slowdowns = {document: plain[document] / speeds[document] for document in speeds}
-        comparisons.append(paired(f"{keep:g} kept", DOCUMENTS, SECONDS_BY_KEYS, slowdowns, shares))
+        key_ratios = _values(results, method, lambda row, keep=keep: _keys_read(row, keep))
+        time_ratios = {document: plain[document] / speeds[document] for document in speeds}
+        comparisons.append(
+            paired(f"{keep:g} kept", DOCUMENTS, SECONDS_BY_KEYS, time_ratios, key_ratios)
+        )
     suites = json_suites(
         results, results.self_draft_file, SECONDS_BY_KEYS, comparisons[0].items, (), DOCUMENTS
     )
@@ -192,10 +207,17 @@ def judge_time_by_keys(results: StoredResults) -> Finding:
 
 
 def _keys_read(row: Row, keep: float) -> float:
-    """Returns the keys that an answer's steps read, as a share of plain decoding's."""
+    """Returns the keys that an answer's steps read, as a share of plain decoding's.
+
+    In a round, each drafted token reads the keys that the draft sees, and the verification reads
+    those of the whole prompt. Plain decoding reads the whole prompt for each of the tau tokens that
+    a round emits.
+    """
     prompt_tokens = row["prompt_tokens"]
-    step_keys = prompt_tokens - row["kept"] * (1 / keep - 1)  # The text and the kept keys.
-    return (row["drafted"] * step_keys + prompt_tokens) / (row["tau"] * prompt_tokens)
+    # The document has kept / keep tokens, of which the draft sees those kept, and all of the text.
+    draft_step_keys = prompt_tokens - row["kept"] * (1 / keep - 1)
+    round_keys = row["drafted"] * draft_step_keys + prompt_tokens
+    return round_keys / (row["tau"] * prompt_tokens)
 
 
 # The function that judges a claim on the embedded pair -> the one that judges it over documents.

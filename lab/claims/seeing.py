@@ -1,7 +1,10 @@
-"""Judges claims again on a pretrained language model that was trained to see, by the same rule.
+"""Judges claims again on a pretrained language model that was trained to see drawn clips.
 
-Its clips are in ``seeing.json``, which ``python -m lab seeing judge`` makes. Most claims are judged
-by the functions that judge documents.
+The rule is that of all claims (``lab.claims.rule``), and the verdicts stand in a column of the
+claims page. The answers about clips are in ``seeing.json``, which ``python -m lab seeing judge``
+makes. Its rows have the fields of those about documents (``real.json``), with a clip's name as
+"document". So most claims are judged by the functions of ``lab.claims.real``, which are given this
+file in place of that one (``StoredResults.on``).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from lab.claims.rule import MORE, Finding, Unit, paired
 from lab.claims.rule import judge as judge_by_rule
 
 FILE = "seeing.json"
-HOLISTIC = "specvlm/keep=0.1/view=holistic"
+HOLISTIC = "specvlm/keep=0.1/view=holistic"  # SpecVLM's tree over the tenth that HIPPO chooses.
 UNGUIDED = {  # Views that choose without the target's attention.
     "random": "sd-tree/view=random/keep=0.1",
     "uniform": "specvlm/keep=0.1/view=uniform",
@@ -29,6 +32,10 @@ def _stored_rows(results: StoredResults, kind: str) -> Any:
 
 
 def _compare(results: StoredResults, unit: Unit, pairs: list[tuple[str, str, str]]) -> Finding:
+    """Judges whether each pair's first method has a higher tau than its second, clip by clip.
+
+    A pair is (what the page calls the comparison, the first method, the second method).
+    """
     taus: dict[str, dict[Any, float]] = {}
     for row in _stored_rows(results, "measured"):
         taus.setdefault(row["method"], {})[row["document"]] = row["tau"]
@@ -49,7 +56,7 @@ def judge_acceptance(results: StoredResults) -> Finding:
     return _compare(results, TAU_DIFFERENCE, [("less SpecVLM", "sage", "specvlm/keep=0.1")])
 
 
-# Claims that are judged as documents are, by the functions that judge them on documents.
+# Claims that ``lab.claims.real`` judges here too, named by their functions for the embedded pair.
 _JUDGED_AS_DOCUMENTS: tuple[Judge, ...] = (
     specvlm.judge_long_tail,
     specvlm.judge_windows,
@@ -84,5 +91,7 @@ def cell(claim: Claim, results: StoredResults) -> str:
     judge = JUDGES.get(claim.judge)
     if judge is None:
         return ""
-    _stored_rows(results, "measured")  # This raises the error that names the command.
+    # If the file is missing, this raises the error that names the command for clips. Judging it as
+    # documents would name the command for documents.
+    _stored_rows(results, "measured")
     return f"*clips:* {real.cell_text(judge(results.on(FILE)))}"

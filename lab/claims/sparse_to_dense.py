@@ -1,4 +1,10 @@
-"""Sparse-to-Dense's claims, and how each is judged on the embedded pair."""
+"""Lists Sparse-to-Dense's claims, and judges each on the embedded pair.
+
+Sparse-to-Dense (STD, ``saccade/methods/std.py``) drafts with the target itself, whose heads attend
+to only K keys each, and verifies with all keys. K may be given as a share of the visual tokens,
+``keep``, and gamma is the number of tokens of a draft. A verdict follows the rule of all claims
+(``lab.claims.rule``): a claim names a range, and means with their intervals lie in it or do not.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +51,13 @@ BATCH_SPEED = Unit("speed of decoding in a batch of 8, ratio", "ratio", is_time=
 
 def judge_agreement(results: StoredResults) -> Finding:
     data = results.figure("std-agreement")
-    (lines,) = data["panels"].values()
+    (lines,) = data["panels"].values()  # The figure has one panel.
     suites = results.figure_suites("std-agreement", AGREEMENT, [CLIPS])
     comparisons = [
         of_intervals(f"K {keys}", CLIPS, AGREEMENT, line, 0.0, suites.items)
         for keys, line in zip(data["at"], lines["std"], strict=True)
     ]
+    # The paper's 95 % are for one K that it does not name, so no run here can test them.
     premise = Premise("a K, which the paper does not name", is_met=False)
     return judge_by_rule(suites, AGREEMENT, printed(0.95, 1.01, "value"), comparisons, premise)
 
@@ -74,8 +81,10 @@ def judge_five_tokens(results: StoredResults) -> Finding:
 def five_token_ratio(answer: Answer) -> float | None:
     """Returns the share of rounds that accept five tokens, over the per-token share ** 5.
 
-    None where no round drafted five tokens, or none was accepted.
-    The per-token share is over the drafted tokens that were judged: those up to the first refusal.
+    It is about 1 where the acceptance of a token does not depend on the tokens before it. Only
+    rounds that drafted five tokens or more count. None where there are no such rounds, or none of
+    their tokens was accepted. The per-token share is over the drafted tokens that were judged:
+    those up to and with the first refusal.
     """
     rounds = [
         (accepted, drafted)
@@ -85,9 +94,9 @@ def five_token_ratio(answer: Answer) -> float | None:
     if not any(accepted for accepted, _ in rounds):
         return None
     judged = sum(min(accepted + 1, drafted) for accepted, drafted in rounds)
-    share = sum(accepted for accepted, _ in rounds) / judged
-    in_a_row = sum(accepted >= TOKENS_IN_A_ROW for accepted, _ in rounds) / len(rounds)
-    return in_a_row / share**TOKENS_IN_A_ROW
+    token_share = sum(accepted for accepted, _ in rounds) / judged
+    five_share = sum(accepted >= TOKENS_IN_A_ROW for accepted, _ in rounds) / len(rounds)
+    return five_share / token_share**TOKENS_IN_A_ROW
 
 
 def judge_gamma_peak(results: StoredResults) -> Finding:
@@ -99,7 +108,10 @@ def judge_key_peak(results: StoredResults) -> Finding:
 
 
 def _judge_peak(results: StoredResults, figure: str) -> Finding:
-    """Judges whether the best setting within the range is faster than both of its ends."""
+    """Judges whether the fastest setting is neither the smallest nor the largest that was measured.
+
+    The best of the settings between them has to be faster than both.
+    """
     data = results.figure(figure)
     speeds = data["panels"]["times as fast as ar (decoding)"]["std"]
     suites = results.figure_suites(figure, SPEED_BY_SETTING, [CLIPS])
@@ -119,11 +131,18 @@ def _judge_peak(results: StoredResults, figure: str) -> Finding:
 
 
 def judge_fewer_keys(results: StoredResults) -> Finding:
+    """Judges Sec. 3.3's condition for reading fewer keys than plain decoding.
+
+    It is alpha > (K + m_t) / (m_v + m_t) + 1 / gamma: alpha is the acceptance rate, and m_v and m_t
+    are the visual and the text tokens of the prompt.
+    """
+
     def margin(answer: Answer) -> float:
         gamma = sum(answer.drafted) / answer.rounds
-        text = answer.prompt_tokens - answer.visual_tokens
-        read = (text + (answer.draft_visual_tokens or 0)) / answer.prompt_tokens
-        return (measures.acceptance_rate([answer]) or 0.0) - read - 1 / gamma
+        text_tokens = answer.prompt_tokens - answer.visual_tokens
+        draft_tokens = text_tokens + (answer.draft_visual_tokens or 0)
+        share_of_keys = draft_tokens / answer.prompt_tokens
+        return (measures.acceptance_rate([answer]) or 0.0) - share_of_keys - 1 / gamma
 
     methods = {"1,024 keys": ("std", margin), "an eighth": (EIGHTH, margin)}
     return results.measure(RUN, KEYS, methods, MORE)
@@ -144,7 +163,9 @@ def judge_time_by_keys(results: StoredResults) -> Finding:
 
 def judge_speedup(results: StoredResults) -> Finding:
     data = results.figure("std-batch")
-    speed, turns = data["rows"]["std"]["speed"], len(data["turns"]["std"])  # A turn is an item.
+    speed = data["rows"]["std"]["speed"]
+    turns = len(data["turns"]["std"])
+    # One batch is decoded in several turns, so the items of this comparison are turns, not clips.
     suites = results.figure_suites("std-batch", BATCH_SPEED, [CLIPS])
     comparison = of_intervals("std", CLIPS, BATCH_SPEED, speed, 1.0, turns)
     return judge_by_rule(suites, BATCH_SPEED, printed(1.59), [comparison])

@@ -1,4 +1,9 @@
-"""The command ``python -m lab gpu``, which compares models of published shapes with bandwidth."""
+"""The command ``python -m lab gpu``, which compares a GPU's speed with what its bandwidth allows.
+
+It makes models of published shapes with random weights. Three kinds of speedup are printed:
+predicted from bandwidth alone, projected from measured forwards, and measured over whole answers.
+``lab/hardware/gpu.py`` computes and measures them.
+"""
 
 from __future__ import annotations
 
@@ -48,29 +53,30 @@ def gpu(
     if machine not in bench.BANDWIDTH:
         machines = ", ".join(bench.BANDWIDTH)
         raise OptionError(f"--machine {machine} is unknown; there are: {machines}")
-    speed = bench.BANDWIDTH[machine]
+    bandwidth = bench.BANDWIDTH[machine]  # In bytes a second.
     facts: dict[str, Any] = {"machine": machine, "target": target, "draft": draft}
     facts["visual_tokens"] = visual_tokens
     lines = []
-    predictions = bench.predict_speedups(target, draft, visual_tokens, speed)
+    predictions = bench.predict_speedups(target, draft, visual_tokens, bandwidth)
     facts["predicted"] = [
-        {**asdict(each), "t1": once, "draft": step, "speedup": gain}
-        for each, once, step, gain in predictions
+        {**asdict(each), "t1": target_step, "draft": draft_step, "speedup": speedup}
+        for each, target_step, draft_step, speedup in predictions
     ]
-    for each, once, step, gain in predictions:
+    for each, target_step, draft_step, speedup in predictions:
         lines.append(
-            f"predicted for {each.method}: T(1) {once * 1e3:.1f} ms, a draft's step "
-            f"{step * 1e3:.2f} ms, tau {each.tau:.2f}, {gain:.2f} x plain decoding"
+            f"predicted for {each.method}: T(1) {target_step * 1e3:.1f} ms, a draft's step "
+            f"{draft_step * 1e3:.2f} ms, tau {each.tau:.2f}, {speedup:.2f} x plain decoding"
         )
     if not predict:
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
         shapes = [bench.published_config(name, tiny=tiny) for name in (target, draft)]
         big, small = (bench.build_model(config, place, dtype) for config in shapes)
-        target_steps = bench.measure_steps("target", big, visual_tokens, speed)
+        # Single forwards, of the draft over what its view keeps.
+        target_steps = bench.measure_steps("target", big, visual_tokens, bandwidth)
         contexts = {each: max(1, int(visual_tokens * each.keep)) for each in bench.REPORTED}
         draft_steps = {
-            each: bench.measure_steps("draft", small, context, speed, rows=(1,))[0]
+            each: bench.measure_steps("draft", small, context, bandwidth, rows=(1,))[0]
             for each, context in contexts.items()
         }
         steps = (*target_steps, *draft_steps.values())
@@ -79,6 +85,7 @@ def gpu(
             each.method: bench.project_speedup(target_steps, step, each)
             for each, step in draft_steps.items()
         }
+        # Whole answers about a video of noise.
         prompt = bench.noise_video_inputs(shapes[0], visual_tokens)
         answers = bench.measure_answers(big, small, prompt, tokens=max_new_tokens, repeat=repeat)
         facts["answers"] = [asdict(each) for each in answers]
@@ -89,8 +96,8 @@ def gpu(
             for s in steps
         ]
         lines += [
-            f"projected for {method} from measured steps: {gain:.2f} x plain decoding"
-            for method, gain in facts["projected"].items()
+            f"projected for {method} from measured steps: {speedup:.2f} x plain decoding"
+            for method, speedup in facts["projected"].items()
         ]
         lines += [
             f"measured for {each.method}: {each.tokens_per_second:.1f} tokens a second, "

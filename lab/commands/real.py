@@ -1,4 +1,9 @@
-"""The commands ``python -m lab real | real-pair | text | ablations``, which run on real weights."""
+"""The commands ``python -m lab real | real-pair | text | ablations``, which run on real weights.
+
+Real weights are those of published language models, unlike the embedded pair's. Each command
+answers questions or tasks about long documents by many methods, stores a row for each answer, and
+makes the tables of a page. A run whose rows are stored can be continued.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +60,7 @@ def real(
     from saccade.inputs import real_weights as weights
     from saccade.methods import resolve
 
+    # What is run: methods, documents and the model.
     names = list(measure.METHODS) if methods is None else run_setup.parse_method_names(methods)
     recipes = [resolve(name) for name in names]
     texts = shortest_documents(list(find_documents(paths or [])), limit)
@@ -73,7 +79,7 @@ def real(
     }
     results = measure.Results(None if out_file is None else out_file.with_suffix(".json"), facts)
     with status("asking", quiet=False) as tell:
-        if together == 1:
+        if together == 1:  # Seconds are measured only where each document has forwards of its own.
             results.facts["costs"] = measure.forward_costs(
                 model, max(each.tokens for each in texts)
             )
@@ -141,6 +147,7 @@ def real_pair(
         for model in (weights.CODER_TARGET, weights.CODER_DRAFT)
     ]
     on_gpu = device is not None and torch.device(device).type == "cuda"
+    # The questions and documents that are timed, and those whose token ids are compared in float32.
     texts = list(find_documents([]))
     documents = pair.pair_documents(texts, limit, document_limit)
     compared = pair.pair_documents(texts, identity_limit, min(document_limit, few_documents))
@@ -158,6 +165,8 @@ def real_pair(
         "command": _command(),
     }
     results = measure.Results(out_file, facts, pair.ROW_KINDS)
+    # Each pass is (kind of its rows, dtype of both models, tokens of an answer, questions, answers
+    # of a method to each question). The pass "identity" compares token ids, the other one speed.
     passes = [("measured", dtype, max_new_tokens, documents, 2 if on_gpu else 1)]
     if identity_tokens:
         passes.insert(0, ("identity", "float32", identity_tokens, compared, 1))
@@ -181,7 +190,7 @@ def real_pair(
                 few_documents,
                 runs,
             )
-            del target, draft
+            del target, draft  # Their memory is free before the next pass loads them again.
     out.print(pair.pair_section(results.facts), markup=False, soft_wrap=True)
 
 
@@ -209,13 +218,13 @@ def text(
     questions = [each for kind in study.TASKS.values() for each in kind[:limit]]
     with status("rounding a draft", quiet=False) as tell:
         draft = study.rounded_draft(model)
-        for some, methods in (
+        for asked, methods in (
             (questions, study.METHODS_WITHOUT_DOCUMENT),
             (texts, study.METHODS_OVER_DOCUMENTS),
         ):
             measure.run_methods(
                 model,
-                some,
+                asked,
                 [resolve(name) for name in methods],
                 settings,
                 results,
@@ -226,8 +235,9 @@ def text(
         for each in (*questions, *texts):
             if not results.has_attention(each):
                 tell(f"measuring the draft's entropy on {each.name}")
-                own = results.reference(each, lambda: ())
-                results.add([study.measure_entropies(model, draft, each, own)], "looked")
+                # The methods were compared with the answer of ``generate()``, so it is stored.
+                answer = results.reference(each, lambda: ())
+                results.add([study.measure_entropies(model, draft, each, answer)], "looked")
     path.write_text(study.page(results.facts))
     out.print(f"wrote the tables to {path}", markup=False, soft_wrap=True)
 

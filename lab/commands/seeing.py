@@ -91,6 +91,7 @@ def judge(
         raise ModelError(
             f"there is no adapter at {adapter}; `python -m lab seeing train` makes one"
         )
+    # A stored run is continued only if it was made with the same adapter.
     digest = hashlib.sha256(adapter.read_bytes()).hexdigest()[:16]
     command = shlex.join(["python", "-m", "lab", *sys.argv[1:]])
     facts = study.run_facts(real_weights.SMOLLM2.name, digest, together, run_dir, command)

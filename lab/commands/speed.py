@@ -1,4 +1,9 @@
-"""The command ``python -m lab speed``, which measures the ratios of speed that have a goal."""
+"""The command ``python -m lab speed``, which measures the ratios of speed that have a goal.
+
+A ratio says how many times as fast one method is as another, and its goal is the least value that
+it should have. A part is a suite of clips with the methods that take turns on them. The parts and
+their goals are in ``lab/speed.py``.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +58,11 @@ def speed(
         return
     out.print(goals_table(results["ratios"]))
     for part in results["parts"]:
-        same = "same ids as ar"
+        identity = "same ids as ar"
         if not part["identical"]:
-            same = f"OTHER IDS THAN ar: {part['differing']}"
-        failed = "".join(f"; {name}: {why}" for name, why in part["errors"].items())
-        line = f"{part['about']}: {', '.join(part['clips'])}; {same}{failed}"
+            identity = f"OTHER IDS THAN ar: {part['differing']}"
+        errors = "".join(f"; {name}: {why}" for name, why in part["errors"].items())
+        line = f"{part['about']}: {', '.join(part['clips'])}; {identity}{errors}"
         out.print(line, markup=False, soft_wrap=True, style="dim")
 
 

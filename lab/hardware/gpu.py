@@ -2,7 +2,9 @@
 
 A decoding step reads every weight that it uses and every cached key at least once, so bytes over
 bandwidth are a lower bound of its time. Models have published shapes and random weights, since
-speed does not depend on the weights, and acceptance is imposed at the papers' figures.
+speed does not depend on the weights. Drafts of random weights would never be accepted, so as many
+tokens are accepted as the papers report, whatever they are. A captured forward is one that is
+replayed as a CUDA graph. ``python -m lab gpu`` prints the numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from saccade.model.backbone import Backbone
 from saccade.model.cuda_graphs import capture_new_sizes
 
 BANDWIDTH = {"H100": 3.35e12, "H200": 4.8e12}  # In bytes a second, as published for SXM.
-ROWS = (1, 2, 4, 8, 16, 26)
+ROWS = (1, 2, 4, 8, 16, 26)  # Tokens of a target's forward; 26 verify a tree of 25 nodes.
 WARM_UP_STEPS = 3  # Steps before those that are timed.
 FRAME_SIDE = 28  # Visual tokens along a side of a frame.
 
@@ -42,8 +44,8 @@ class Reported:
 
     method: str
     accepted: float  # Drafted tokens accepted in a round: the paper's tau without the bonus token.
-    levels: int
-    nodes: int
+    levels: int  # Of its draft tree, for each of which the draft makes one step.
+    nodes: int  # Of its draft tree.
     keep: float  # The share of the visual tokens that the draft reads.
 
     @property
@@ -60,7 +62,7 @@ class Step:
     """Milliseconds of a forward, measured and by bytes over bandwidth."""
 
     model: str
-    rows: int
+    rows: int  # Tokens that the forward scores.
     context: int  # Cached tokens.
     floor: float  # By bytes over bandwidth.
     captured: float  # Measured, as a CUDA graph.
@@ -121,15 +123,17 @@ def predict_speedups(
 ) -> list[tuple[Reported, float, float, float]]:
     """Predicts the speedup over plain decoding from bandwidth alone.
 
-    Returns (reported acceptance, T(1), seconds of a draft's step, speedup) for each of REPORTED.
+    Returns (reported acceptance, seconds of a target's step, seconds of a draft's step, speedup)
+    for each of REPORTED.
     """
     big, small = footprint(CONFIGS[target]()), footprint(CONFIGS[draft]())
     predictions = []
     for each in REPORTED:
-        once = bandwidth_floor(big, tokens, bandwidth)
-        step = bandwidth_floor(small, int(tokens * each.keep), bandwidth)
-        costs = Costs((1, each.nodes + 1), (once, once), step)
-        predictions.append((each, once, step, ideal_speedup(costs, each)))
+        target_step = bandwidth_floor(big, tokens, bandwidth)
+        draft_step = bandwidth_floor(small, int(tokens * each.keep), bandwidth)
+        # A forward of more rows reads the same bytes, so by bandwidth it takes as long as one row.
+        costs = Costs((1, each.nodes + 1), (target_step, target_step), draft_step)
+        predictions.append((each, target_step, draft_step, ideal_speedup(costs, each)))
     return predictions
 
 
@@ -145,11 +149,13 @@ def measure_steps(
     """Times forwards over a filled cache with and without CUDA graphs and compares their logits."""
     shape, measured = footprint(model.model.config), []
     session = cost_measurement.filled_session(model, context, 1, 4 * max(rows), cuda_graphs=True)
-    fixed = session.cuda_graphs
+    graphs = session.cuda_graphs
     floor_seconds = bandwidth_floor(shape, context, bandwidth, model.dtype.itemsize)
     for count in rows:
+        # Both lists get two entries: of captured forwards, and of ordinary ones.
         times, logits = [], []
-        for session.cuda_graphs in (fixed, None):
+        for graphs_in_use in (graphs, None):
+            session.cuda_graphs = graphs_in_use
             cost_measurement.time_step(session, context, count)
             capture_new_sizes()
             seconds = [
@@ -173,28 +179,34 @@ def project_speedup(target: Sequence[Step], draft: Step, each: Reported) -> floa
 
 
 def ideal_speedup(costs: Costs, each: Reported) -> float:
-    """Returns tau T(1) / (levels T_q + T(rows)), the speedup of a loop that costs only forwards."""
-    spent = each.levels * costs.draft + costs.verify(each.nodes + 1)
-    return each.tau * costs.verify(1) / spent
+    """Returns the speedup over plain decoding of a loop in which only forwards take time.
+
+    It is tau T(1) / (levels T_q + T(nodes + 1)), where T(n) is the time of a target's forward of n
+    tokens, and T_q that of a draft's step. A round emits tau tokens, for each of which plain
+    decoding takes T(1).
+    """
+    round_cost = each.levels * costs.draft + costs.verify(each.nodes + 1)
+    return each.tau * costs.verify(1) / round_cost
 
 
 def noise_video_inputs(config: Any, tokens: int, seed: int = 0) -> Inputs:
     """Returns a prompt with a video of noise of about ``tokens`` visual tokens and a few ids."""
     side = min(FRAME_SIDE, max(1, int(tokens**0.5)))
-    times = max(1, round(tokens / side**2))
+    frames = max(1, round(tokens / side**2))  # Of visual tokens, each made of two frames of pixels.
     generator = torch.Generator().manual_seed(seed)
-    visual = [config.video_token_id] * (times * side * side)
+    visual = [config.video_token_id] * (frames * side * side)
     text = torch.randint(0, 2000, (40,), generator=generator).tolist()
     start, end = config.vision_start_token_id, config.vision_end_token_id
     ids = torch.tensor([[*text[:8], start, *visual, end, *text[8:]]])
-    patch = 2 * 3 * config.vision_config.patch_size**2
-    pixels = torch.randn(times * (2 * side) ** 2, patch, generator=generator)
+    # A patch has 2 frames of 3 colours. The tower merges 2 x 2 patches into a visual token.
+    patch_values = 2 * 3 * config.vision_config.patch_size**2
+    pixels = torch.randn(frames * (2 * side) ** 2, patch_values, generator=generator)
     return {
         "input_ids": ids,
         "attention_mask": torch.ones_like(ids),
-        "mm_token_type_ids": (ids == config.video_token_id).int() * 2,
+        "mm_token_type_ids": (ids == config.video_token_id).int() * 2,  # 0 is text, 2 is video.
         "pixel_values_videos": pixels,
-        "video_grid_thw": torch.tensor([[times, 2 * side, 2 * side]]),
+        "video_grid_thw": torch.tensor([[frames, 2 * side, 2 * side]]),
         "second_per_grid_ts": torch.tensor([1.0]),
     }
 

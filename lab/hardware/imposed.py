@@ -45,6 +45,7 @@ class ImposedAcceptance:
         """
         rng = np.random.default_rng([self.seed, request, round])
         if self.length is not None:
+            # A length of 3.2 accepts 4 tokens in a fifth of the rounds, and else 3.
             whole = int(self.length)
             return min(depth, whole + int(rng.random() < self.length - whole))
         for place in range(depth):
@@ -55,18 +56,24 @@ class ImposedAcceptance:
 
 @dataclass(frozen=True)
 class ImposedScores(Scores):
-    """Scores whose laws are point masses that accept ``accepted_nodes`` and no other node."""
+    """Scores whose laws make the verdict accept ``accepted_nodes`` and no other node.
+
+    Each law puts all its probability on one token.
+    """
 
     accepted_nodes: tuple[int, ...] = ()  # From the root down.
 
     def law(self, node: int) -> Law | None:
-        """Returns the token to accept after ``node``.
+        """Returns the token that the target would choose after ``node``.
 
-        After the last accepted node, it is the likeliest token that rejects what was drafted there.
+        Before an accepted node this is that node's token. Elsewhere it is one that rejects all that
+        was drafted there: the likelier of the two likeliest tokens that was not drafted, or else
+        any token that was not.
         """
-        before = (ROOT, *self.accepted_nodes)
-        if node in before[:-1]:
-            return self.tree.tokens[before[before.index(node) + 1]]
+        accepted_path = (ROOT, *self.accepted_nodes)
+        if node in accepted_path[:-1]:
+            next_node = accepted_path[accepted_path.index(node) + 1]
+            return self.tree.tokens[next_node]
         first, second = self.top(node, 2)
         rejected = {self.tree.tokens[child] for child in children(self.tree, node)}
         return next((t for t in (first, second) if t not in rejected), _token_outside(rejected))
@@ -76,6 +83,7 @@ class ImposedScores(Scores):
 
 
 def _token_outside(rejected: set[int]) -> int:
+    """Returns the smallest id that is not among these."""
     return next(token for token in range(len(rejected) + 1) if token not in rejected)
 
 
@@ -84,7 +92,7 @@ class ImposedSession:
 
     def __init__(self, session: Scoring, acceptance: ImposedAcceptance) -> None:
         self._session, self._acceptance = session, acceptance
-        self._rounds: dict[int, int] = {}
+        self._rounds: dict[int, int] = {}  # By request, the number of its last round, from 0.
 
     def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
         imposed_scores: dict[int, Scores] = {}

@@ -19,6 +19,7 @@ from saccade.world import drawing, scenes
 SEEDS = (20_000_002, 20_000_003, 20_000_004)  # The first is the clip of docs/results/methods.md.
 FRAMES, SIZE = 64, 224
 QUESTION = "Describe the video in detail."
+# The lines of docs/results/methods.md between which the section is written.
 MARKS = "<!-- all methods -->", "<!-- end of all methods -->"
 HEAD = "| method | same ids | tau, clip by clip | decode × | whole × |\n|-|-|-|-|-|"
 
@@ -57,11 +58,13 @@ def compare_on_clip(
 def page_section(facts: Mapping[str, Any]) -> str:
     """Returns the section of docs/results/methods.md about a stored run of the command."""
     clips: Sequence[Mapping[str, Any]] = facts["clips"]
-    peaceful = [clip for clip in clips if clip["warning"] is None]
+    undisturbed_clips = [clip for clip in clips if clip["warning"] is None]
     lengths = ", ".join(str(len(clip["token_ids"])) for clip in clips)
     times = "not told, since other processes were at work"
-    if peaceful:
-        times = f"medians over the {len(peaceful)} during which no other process was at work"
+    if undisturbed_clips:
+        times = (
+            f"medians over the {len(undisturbed_clips)} during which no other process was at work"
+        )
     lines = [
         f"All {len(clips[0]['methods'])} methods on {len(clips)} clips of 2,048 visual tokens, "
         f"answers of {lengths} tokens, by `{facts['command']}`: {facts['machine']}. "
@@ -73,9 +76,9 @@ def page_section(facts: Mapping[str, Any]) -> str:
         rows = [clip["methods"][name] for clip in clips]
         same = sum(row["identical_to_ar"] for row in rows)
         tau = ", ".join(f"{row['tau']:.2f}" for row in rows)
-        timed = [clip["methods"][name] for clip in peaceful]
+        timed_rows = [clip["methods"][name] for clip in undisturbed_clips]
         ratios = [
-            f"{median(row[f'speedup_{part}'] for row in timed):.2f}" if timed else ""
+            f"{median(row[f'speedup_{part}'] for row in timed_rows):.2f}" if timed_rows else ""
             for part in ("decode", "end_to_end")
         ]
         cells = [f"`{name}`", f"{same} of {len(rows)}", tau, *ratios]

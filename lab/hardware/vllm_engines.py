@@ -1,7 +1,9 @@
 """Runs vLLM engines in processes of their own, which answer waves of questions.
 
-An engine's memory, threads and caches are released when its process ends. All processes are forked
-from one server that has imported vLLM, because importing it takes longer than most runs.
+The tests, the comparison with vLLM and the table of peers use this to run vLLM with and without our
+draft. A wave is a list of questions that are sent to the engine at once. An engine's memory,
+threads and caches are released when its process ends. All processes are forked from one server that
+has imported vLLM, because importing it takes longer than most runs.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-FPS = 8.0
+FPS = 8.0  # Frames a second that a processor is told of a video.
+# vLLM's names of the counters that are read -> the fields of ``WaveResults``.
 COUNTER_NAMES = {
     "vllm:spec_decode_num_draft_tokens": "drafted",
     "vllm:spec_decode_num_accepted_tokens": "accepted",
@@ -39,7 +42,7 @@ class Question:
     images: tuple[tuple[int, int], ...] = ()  # (seed, pixels a side)
 
 
-Wave = Sequence[Question]
+Wave = Sequence[Question]  # Questions that are sent at once.
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Setup:
     most: int = 8  # The largest number of draft tokens in a round.
     engine: Mapping[str, Any] = field(default_factory=dict)  # Further arguments of ``vllm.LLM``.
     ngram: bool = False  # Whether vLLM drafts by its own n-grams.
-    breaks: bool = False  # Whether the draft's third forward raises.
+    breaks: bool = False  # Whether our draft's third forward raises, to test what follows.
     environment: Mapping[str, str] = field(default_factory=dict)  # Added to this process's own.
 
     def speculative(self) -> dict[str, Any] | None:
@@ -114,8 +117,8 @@ class Engine:
         return self._log.read_text(errors="replace")
 
     def close(self) -> None:
-        self._pipe.close()  # The process ends at this; it is killed if it has not after a while.
-        self._process.join(5)
+        self._pipe.close()  # The process sees the end of its input, and ends.
+        self._process.join(5)  # It is killed if that takes more than 5 seconds.
         self._process.kill()
         self._process.join()
         self._folder.cleanup()
@@ -127,6 +130,7 @@ class Engine:
         self.close()
 
     def _receive(self) -> dict[str, Any]:
+        """Returns the dictionary that the process replies, or raises the error that it replies."""
         try:
             if not self._pipe.poll(self._timeout):
                 raise RuntimeError(f"no answer in {self._timeout:g} s\n{self.output[-6000:]}")
@@ -140,7 +144,9 @@ class Engine:
 
 @cache
 def _fork_server() -> ForkServerContext:
-    # One thread and one reserved core, because other processes may need the other cores.
+    """Returns the context whose server has imported vLLM, from which engines' processes fork."""
+    # The server takes over this environment. vLLM gets one thread and leaves one core free, because
+    # other processes may need the cores. Its engine runs in the process that makes it.
     for name, value in {
         "HF_HUB_OFFLINE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -157,7 +163,11 @@ def _fork_server() -> ForkServerContext:
 
 
 def _serve(setup: Setup, pipe: Connection, log: Path) -> None:
-    """Makes the engine in its process, and answers the waves that come by the pipe."""
+    """Makes the engine in its process, and answers the waves that come by the pipe.
+
+    An empty dictionary says that the engine is ready, and a text is an error. What the process
+    prints, vLLM's own output included, goes to the log.
+    """
     file = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -198,13 +208,14 @@ class _EngineProcess:
         self._processor = AutoProcessor.from_pretrained(setup.target)
 
     def ask(self, waves: Sequence[Wave], sampling: Mapping[str, Any]) -> dict[str, Any]:
+        """Answers the waves one after another, and returns the fields of ``WaveResults``."""
         from vllm import SamplingParams
 
         rules = SamplingParams(**{"temperature": 0, "max_tokens": 64, **sampling})
         kind = self._engine.llm_engine.model_config.hf_config.model_type
         prompts = [[_make_prompt(each, self._processor, kind) for each in wave] for wave in waves]
         results: dict[str, Any] = {"answers": [], "seconds": [], "decoding": [], "prompts": []}
-        before = self._counts()
+        before = self._counts()  # Counters run on from wave to wave, so differences are returned.
         for wave in prompts:
             began = time.perf_counter()
             outputs = self._engine.generate(wave, rules, use_tqdm=False)
@@ -241,7 +252,7 @@ def _break_third_forward() -> None:
 
 
 def _make_prompt(question: Question, processor: Any, kind: str) -> dict[str, Any]:
-    """Returns a question in the format that ``LLM.generate`` takes."""
+    """Returns a question in the format that ``LLM.generate`` takes. ``kind`` is the model_type."""
     from saccade.world import drawing, scenes
 
     parts = [{"type": "video"} for _ in question.videos]
@@ -253,9 +264,8 @@ def _make_prompt(question: Question, processor: Any, kind: str) -> dict[str, Any
     media: dict[str, Any] = {}
     if question.videos:
         videos = [drawing.render(scenes.scene(s), n, side) for s, n, side in question.videos]
-        media["video"] = (
-            videos if kind.startswith("llava") else [_with_frame_times(c) for c in videos]
-        )
+        needs_times = not kind.startswith("llava")
+        media["video"] = [_with_frame_times(v) for v in videos] if needs_times else videos
     if question.images:
         from PIL import Image
 
@@ -270,6 +280,7 @@ def _make_prompt(question: Question, processor: Any, kind: str) -> dict[str, Any
 
 
 def _with_frame_times(frames: Any) -> tuple[Any, dict[str, Any]]:
+    """Returns a video with the metadata by which vLLM knows the times of its frames."""
     count = len(frames)
     return frames, {
         "fps": FPS,

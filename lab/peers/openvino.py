@@ -1,4 +1,9 @@
-"""Runs OpenVINO GenAI, whose environment need not have torch and does not have this library."""
+"""Runs OpenVINO GenAI for the rows of the table of peers that name it as their engine.
+
+``lab.peers.worker`` imports this module in an environment that has OpenVINO GenAI, and perhaps
+neither torch nor this library. ``START_BY_ROW`` maps each row to a function that loads the row's
+models and returns the function that answers the task.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +23,13 @@ MODELS = Path(sys.prefix)  # The Makefile exports the folders target and draft i
 
 
 class _TokenTimes(genai.StreamerBase):
-    """Collects ids as they come, and records when the first did and how many came with it."""
+    """Collects ids as they come, and records when the first of them came."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ids: list[int] = []
-        self.first_time = 0.0
-        self.early = 0
+        self.first_time = 0.0  # By time.perf_counter.
+        self.early = 0  # How many ids came in the first call of ``write``.
 
     def write(self, token: int | list[int]) -> Any:
         new = np.atleast_1d(token).tolist()
@@ -40,10 +45,10 @@ class _TokenTimes(genai.StreamerBase):
 def make_pipeline_row(
     make: Callable[[dict[str, Any]], dict[str, Any]], **config: int
 ) -> Callable[[Task], Callable[[int], Turn]]:
-    """Returns the function that starts a row's pipeline.
+    """Returns the function that loads a row's models for a task, as ``START_BY_ROW`` has it.
 
-    ``make`` returns arguments of the pipeline, given the properties of the device, and ``config``
-    has settings of the generation.
+    ``make`` takes the settings of the device and returns further arguments of ``VLMPipeline``.
+    ``config`` has fields of its ``GenerationConfig``.
     """
 
     def start(task: Task) -> Callable[[int], Turn]:

@@ -1,7 +1,12 @@
 """Runs an engine in its own environment: ``python -m lab.peers.worker ENGINE TASK``.
 
-It reads rows and numbers of tokens as lines of JSON and writes turns; the engine's own output goes
-to the log. It imports neither an engine nor this library, because an environment may lack both.
+``lab.peers.turns`` starts one such process for each engine that Saccade is compared with, such as
+vLLM. TASK is a ``Task`` in JSON. The first line of the output has the versions of packages. After
+that every line of the input asks for one answer, as {"row": a row's name, "tokens": the largest
+number of tokens}. A line of the output answers it with the fields of a ``Turn``, or an "error".
+What the engine itself prints goes to the standard error, which is the log. This module imports
+neither an engine nor this library, because an environment may lack both. The engine's module is
+imported when the first row is asked for.
 """
 
 from __future__ import annotations
@@ -18,7 +23,8 @@ from importlib.metadata import PackageNotFoundError, version
 from lab.peers.rows import ROWS, Task, Turn
 
 Answer = Callable[[int], Turn]  # Takes the largest number of tokens.
-StartByRow = Mapping[str, Callable[[Task], Answer]]  # By the row's name.
+# By a row's name, the function that loads what the row needs and returns the one that answers.
+StartByRow = Mapping[str, Callable[[Task], Answer]]
 
 
 def package_versions(engine: str) -> dict[str, str]:
@@ -42,6 +48,8 @@ def main() -> None:
     """Answers the requests that come by standard input until it ends."""
     engine, fields = sys.argv[1], json.loads(sys.argv[2])
     task = Task(**{**fields, "scene": tuple(fields["scene"])})
+    # Only this module may write to the standard output. What engines print there goes to the
+    # standard error from here on.
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     print(json.dumps(package_versions(engine)), file=out)  # noqa: T201
@@ -51,8 +59,8 @@ def main() -> None:
         name = request["row"]
         try:
             if name not in answers:
-                rows: StartByRow = import_module(f"lab.peers.{engine}").START_BY_ROW
-                answers[name] = rows[name](task)
+                start_by_row: StartByRow = import_module(f"lab.peers.{engine}").START_BY_ROW
+                answers[name] = start_by_row[name](task)
             answer = asdict(answers[name](request["tokens"]))
         except Exception as error:
             traceback.print_exc()

@@ -1,8 +1,9 @@
-"""The embedded pair, and clips that it was never trained on: every study measures with these.
+"""Runs methods on clips that the embedded pair was never trained on. Every study uses this.
 
-The acceptance of a chain is computed rather than run. It follows exactly from the places of the
-target's own greedy answer where the draft's arg-max is the target's token, and these take one
-forward of the draft for each view.
+The embedded pair is the small target and drafts that come with this package. Where a study compares
+many views, the tau of a chain is computed rather than run (``taus_by_view``). One forward of the
+draft over the target's own greedy answer shows at which places the draft's arg-max is the target's
+token. From these places follows exactly how many tokens of every chain would be accepted.
 """
 
 from __future__ import annotations
@@ -131,12 +132,12 @@ class Experiment:
         another one begins on every clip.
         """
         answers: dict[str, list[Answer]] = {method: [] for method in methods}
-        short = {**settings, "max_new_tokens": WARM_UP_TOKENS}
+        warm_up_settings = {**settings, "max_new_tokens": WARM_UP_TOKENS}
         for number in range(self.clips):
             clip, inputs = self.inputs(number, size)
-            for method in methods if not number else ():
+            for method in methods if number == 0 else ():
                 self.on_progress(f"{method}, a short run")
-                self._run_timed(method, clip, inputs, short)
+                self._run_timed(method, clip, inputs, warm_up_settings)
             first = number % len(methods)
             for method in (*methods[first:], *methods[:first]):
                 self.on_progress(f"{method}, clip {number + 1} of {self.clips}")
@@ -147,7 +148,7 @@ class Experiment:
     def _run_timed(
         self, method: str, clip: Clip, inputs: Inputs, settings: dict[str, Any]
     ) -> Answer:
-        blank = Answer("shapes", "", 0, method)
+        blank = Answer("shapes", "", 0, method)  # The suite, no item yet, turn 0, and the method.
         if method not in PEERS:
             return replace(
                 blank, **records.result_fields(self.answer(method, clip, inputs, **settings))
@@ -242,5 +243,8 @@ def interval_over_clips(
 
 
 def rounded_taus(taus: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Returns taus clip by clip, so that views can be compared on the same clips."""
+    """Returns taus clip by clip, rounded for a figure's JSON.
+
+    The claims compare views on the same clips by them.
+    """
     return {name: [round(tau, 4) for tau in own] for name, own in taus.items()}

@@ -1,4 +1,8 @@
-"""Writes the page about the hybrid pair from stored measurements (``lab/studies/hybrid.py``)."""
+"""Writes the page about the hybrid pair from stored measurements (``lab/studies/hybrid.py``).
+
+A hybrid has layers of Gated DeltaNet, whose memory is a state of fixed size, beside layers of
+attention. The page compares the pair that was trained so with the embedded pair of this package.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ Row = Mapping[str, Any]
 PAIRS = ("hybrid", "embedded")
 HEAD = "| | hybrid pair | embedded pair |\n|-|-|-|"
 VIEWS_IN_TABLE = tuple(view for view in VIEWS if not view.endswith("0.5"))
-ROWS_IN_TABLE = ("2", "4", "8", "16")
+ROWS_IN_TABLE = ("2", "4", "8", "16")  # Tokens of a forward, as the keys of JSON have them.
 
 
 def page(facts: Mapping[str, Any]) -> str:
@@ -31,7 +35,7 @@ def page(facts: Mapping[str, Any]) -> str:
         "For whoever drafts for a Qwen3.5-like model. Four of the target's six layers and one of "
         "the draft's two are Gated DeltaNet. The target's were added to the embedded pair's layers "
         "and matter little to what it says; the draft's replaced attention. Both were trained for "
-        f"{_training(facts)} CPU minutes (`lab/training/hybrid.py`). {facts['machine']}.",
+        f"{_training_minutes(facts)} CPU minutes (`lab/training/hybrid.py`). {facts['machine']}.",
         "",
         f"Made by `{facts['command']}`. {identical}Clips have 256 visual tokens and are unseen. "
         "Tau is tokens per target forward, by view of a chain of 5; intervals are over clips. The "
@@ -44,7 +48,7 @@ def page(facts: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _training(facts: Mapping[str, Any]) -> str:
+def _training_minutes(facts: Mapping[str, Any]) -> str:
     return f"{sum(facts['training'].values()) / 60:.0f}"
 
 
@@ -78,9 +82,9 @@ def _table(facts: Mapping[str, Any]) -> Iterator[str]:
     yield from _row(
         "T(n)/T(1) of the target, n = " + ", ".join(ROWS_IN_TABLE),
         [row for row in forwards if row["model"] == "target"],
-        lambda rows: _rows(rows[0]["ratio"]),
+        lambda rows: _ratios_text(rows[0]["ratio"]),
     )
-    parts = {row["layers"]: _rows(row["ratio"]) for row in facts.get("layers", [])}
+    parts = {row["layers"]: _ratios_text(row["ratio"]) for row in facts.get("layers", [])}
     if parts:
         recurrent, attention = (
             parts["four of Gated DeltaNet alone"],
@@ -90,14 +94,21 @@ def _table(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _row(label: str, rows: Sequence[Row], figure: Callable[[Sequence[Row]], str]) -> Iterator[str]:
-    """Yields one line of the table, if there are rows of both pairs."""
+    """Yields one line of the table, if there are rows of both pairs.
+
+    ``figure`` makes a pair's cell of that pair's rows.
+    """
     by_pair = [[row for row in rows if row["pair"] == pair] for pair in PAIRS]
     if all(by_pair):
         yield f"| {label} | " + " | ".join(figure(own) for own in by_pair) + " |"
 
 
 def _tau_by_view(rows: Sequence[Row], view: str) -> str:
-    """Returns the tau with a pruned prompt, and with pruned attention alone for the hybrid."""
+    """Returns the tau under a view. For a hybrid a second tau follows.
+
+    There the draft's attention alone is pruned, while its Gated DeltaNet layers have read the whole
+    prompt.
+    """
     pruned = _interval([row["views"][view]["tau"] for row in rows])
     if rows[0]["pair"] == "embedded" or view == "full":
         return pruned
@@ -111,6 +122,7 @@ def _interval(values: Sequence[float]) -> str:
 
 
 def _figures_of_method(rows: Sequence[Row]) -> str:
+    """Returns a method's mean tau and its median speedups over ``ar`` and over ``hf``."""
     taus = [row["tau"] for row in rows if row["tau"] is not None]
     over = [
         ", ".join(
@@ -122,6 +134,7 @@ def _figures_of_method(rows: Sequence[Row]) -> str:
     return "; ".join([f"{fmean(taus):.2f}" if taus else "", *over])
 
 
-def _rows(ratios: Mapping[Any, float]) -> str:
+def _ratios_text(ratios: Mapping[Any, float]) -> str:
+    """Returns how many times as long as one token forwards of 2, 4, 8 and 16 tokens take."""
     by_name = {str(rows): ratio for rows, ratio in ratios.items()}
     return ", ".join(f"{by_name[rows]:.2f}" for rows in ROWS_IN_TABLE)

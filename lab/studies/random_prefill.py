@@ -1,9 +1,14 @@
-"""Makes prefills of random keys, and times decoding after them under an imposed acceptance.
+"""Makes prefills of random keys, and times decoding after them.
 
-A context of any length costs no prefill in this way, and the seconds of a token are real.
+In this way a study can time decoding over a long context without the prefill that it would need.
+The seconds are real, because forwards over random keys take as long as over others. The text is
+nonsense of which no draft would be accepted, so the caller imposes an acceptance on the recipe
+(``lab.hardware.imposed``).
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 
@@ -24,12 +29,14 @@ def make_prefill(target: Backbone, visual: int, *, text: int = 64, room: int = 2
 
     It is as long as a real prefill, and no forward is run for it.
     """
-    length, (first, *_) = visual + text, (*target.placeholders, 0)
-    frames = -(-visual // FRAME_SIDE**2)
+    length = visual + text
+    # The id of a visual token, or 0 for a target without visual tokens.
+    placeholder = next(iter((*target.placeholders, 0)))
+    frames = math.ceil(visual / FRAME_SIDE**2)
     is_visual = torch.arange(length) < visual
     cells = torch.cartesian_prod(*map(torch.arange, (1, frames, FRAME_SIDE, FRAME_SIDE)))
     prompt = Prompt(
-        context=torch.where(is_visual, first, 0),
+        context=torch.where(is_visual, placeholder, 0),
         embeds=torch.randn(length, target.embed([0]).shape[-1]),
         positions=torch.arange(length).expand(target.axes, -1),
         visual=is_visual,
@@ -43,6 +50,7 @@ def make_prefill(target: Backbone, visual: int, *, text: int = 64, room: int = 2
         tensor.normal_()
     cache.advance(length)
     mass = torch.rand(target.key_layer_count, target.kv_heads, visual)
+    # The random attention stands for both kinds, with the softmax over all keys or visual ones.
     return Prefill(prompt, cache, torch.randn(target.vocab), mass, mass)
 
 
@@ -55,7 +63,7 @@ def time_decoding(
     """
     prompt, cache, rules = prefill.prompt, prefill.cache, [Sampling()]
     assert cache is not None
-    cache.length = len(prompt)
+    cache.length = len(prompt)  # Forgets the keys of an earlier call with this prefill.
     session = Session(target, rules, room=tokens)
     session.requests[0] = RequestState(
         cache,

@@ -1,6 +1,9 @@
-"""SAGE's figures: how entropy is correlated along an answer, and what the adaptive tree gives.
+"""Measures SAGE's figures: a draft's entropy along an answer, and what the adaptive tree gives.
 
-The tree is measured by the length of answers, by pruning, and planned ahead or grown live.
+SAGE (``saccade/methods/sage.py``) makes its tree deep where the draft is confident and wide where
+it is not. Its H is the entropy of the draft's ten likeliest tokens, and its confidence alpha is 1
+for an H of 0 and 0 for the largest H. The tree is measured by the length of answers, by the share
+of the video that the draft reads, and by when the tree is planned.
 """
 
 from __future__ import annotations
@@ -32,15 +35,19 @@ from saccade.world import dialogues
 SPEED = "times as fast as ar (decoding)"
 TASKS = {"describing a clip": "describe", "listing its events": "events"}
 DRAWING_OPTIONS = {"tall": True, "guides": ["ar"]}
-LAGS = 20
+LAGS = 20  # A place of an answer is correlated with those up to this many tokens later.
 MIN_TOKENS = 2 * LAGS  # A shorter answer has too few pairs of tokens at long lags.
 CALIBRATED_SAGE = f"sage/lambda={LAMBDA}"  # Over the view that SpecVLM is measured with.
 LENGTHENED = {"sd": "sd", "specvlm": CALIBRATED, "sage": CALIBRATED_SAGE}
 CALIBRATED_VIEW = f"specvlm/keep=0.1/lambda={LAMBDA}"
-BINS = 5  # Of alpha, and the levels of the deepest path.
+# Alpha is divided into this many bins. Paths have from 1 to as many levels, so that the panels by
+# alpha and by levels have the same numbers below them.
+BINS = 5
 CONFIDENT = 0.56  # Theorem 4.4's threshold for k = 10 and an epsilon of 0.05.
 BY_ALPHA, BY_DEPTH = "accepted, by alpha", "accepted whole,\nby levels of a confident path"
 KEEPS = (1.0, 0.7, 0.4, 0.3, 0.2, 0.1, 0.05)
+# Label -> method. "Depth and width ahead" takes a tree's size from the round before, and its tokens
+# from the laws that the draft scores as the tree grows.
 PLANS = {
     **{
         f"SAGE ({rule}), {name}": f"{CALIBRATED_SAGE}{shape}/rule={rule}"
@@ -61,6 +68,7 @@ def measure_entropy(experiment: Experiment) -> Data:
     panels: Data = {}
     for what, task in TASKS.items():
         answered = (_answered_clip(experiment, task, number) for number in range(experiment.clips))
+        # A trace has the draft's entropy at every token of one answer.
         traces: dict[str, list[list[float]]] = {name: [] for name in experiment.drafts}
         for clip in answered:
             if len(clip.ids) >= MIN_TOKENS:
@@ -76,6 +84,7 @@ def measure_entropy(experiment: Experiment) -> Data:
             raise OptionError(
                 f"no answer has {MIN_TOKENS} tokens: give more --clips or longer answers"
             )
+        # All drafts read the same answers, so the band of the last draft's traces is that of all.
         noise_band = white_noise_band([len(trace) for trace in own])
         lines |= {
             "white noise, 97.5 %": noise_band,
@@ -93,6 +102,7 @@ def measure_entropy(experiment: Experiment) -> Data:
 
 
 def _answered_clip(experiment: Experiment, task: str, number: int) -> AnsweredClip:
+    """Returns a clip with the target's answer to the task's first question about it."""
     if task == "describe":
         return experiment.answered_clip(number)
     experiment.on_progress(f"{task}, clip {number + 1} of {experiment.clips}")
@@ -102,7 +112,7 @@ def _answered_clip(experiment: Experiment, task: str, number: int) -> AnsweredCl
 
 
 def _clip_entropies(experiment: Experiment, clip: AnsweredClip, draft: Loaded) -> list[float]:
-    """Returns SAGE's H along the target's answer."""
+    """Returns SAGE's H at each token of the target's answer, where the draft sees SAGE's view."""
     return draft_entropies(
         experiment.draft_logits(clip, f"{sage.VIEW.name}/keep={sage.VIEW.keep}", draft)
     )
@@ -112,15 +122,18 @@ def draft_entropies(logits: Float[Tensor, "answer vocab"]) -> list[float]:
     """Returns SAGE's H (Eq. 8) at each place, of the ten most probable tokens."""
     top = sage.Sage().top
     best = logits.double().softmax(-1).topk(min(top, logits.shape[-1])).values
-    return [(1 - sage.confidence(ranks, top)) * math.log(top) for ranks in best.tolist()]
+    # Alpha is 1 - H / log k (Eq. 9), so H is (1 - alpha) log k.
+    return [(1 - sage.confidence(ranked, top)) * math.log(top) for ranked in best.tolist()]
 
 
 def measure_confidence(experiment: Experiment) -> Data:
-    """Measures Remark A.1 and Corollary A.2: how often a draft's tokens stand, by its alpha.
+    """Measures Remark A.1 and Corollary A.2: how often a draft's tokens are accepted, by its alpha.
 
     A place of the target's answer is accepted where the draft's arg-max is the target's token. A
     confident path has an alpha above Theorem 4.4's threshold at each level.
     """
+    # For each draft and clip, the accepted shares: one for each fifth of alpha, or for each number
+    # of levels.
     by_alpha: dict[str, list[list[float | None]]] = {name: [] for name in experiment.drafts}
     by_depth: dict[str, list[list[float | None]]] = {name: [] for name in experiment.drafts}
     for number in range(experiment.clips):
@@ -132,6 +145,7 @@ def measure_confidence(experiment: Experiment) -> Data:
             accepted = [own == token for own, token in zip(likeliest, clip.ids, strict=True)]
             by_alpha[name].append(accepted_by_confidence(alphas, accepted))
             by_depth[name].append(accepted_paths(alphas, accepted))
+    shares_by_panel = {BY_ALPHA: by_alpha, BY_DEPTH: by_depth}
     return {
         "x": "alpha, in fifths; and levels of a confident path",
         "at": list(range(1, BINS + 1)),
@@ -139,16 +153,25 @@ def measure_confidence(experiment: Experiment) -> Data:
         "tall": True,
         "panels": {
             panel: {
-                f"a draft that {name}": [
-                    interval_over_clips([share for share in at if share is not None] or [0.0])
-                    for at in zip(*own, strict=True)
-                ]
-                for name, own in shares.items()
+                f"a draft that {name}": _intervals_by_point(shares_by_clip)
+                for name, shares_by_clip in shares_by_draft.items()
             }
-            for panel, shares in {BY_ALPHA: by_alpha, BY_DEPTH: by_depth}.items()
+            for panel, shares_by_draft in shares_by_panel.items()
         },
-        "clips_accepted": {BY_ALPHA: by_alpha, BY_DEPTH: by_depth},
+        "clips_accepted": shares_by_panel,
     }
+
+
+def _intervals_by_point(shares_by_clip: Sequence[Sequence[float | None]]) -> list[Interval]:
+    """Returns the mean share at each point of a line, over the clips that have one there.
+
+    A point that no clip has is 0.
+    """
+    shares_by_point = zip(*shares_by_clip, strict=True)
+    return [
+        interval_over_clips([share for share in shares if share is not None] or [0.0])
+        for shares in shares_by_point
+    ]
 
 
 def draft_confidences(logits: Float[Tensor, "answer vocab"]) -> list[float]:
@@ -160,19 +183,24 @@ def draft_confidences(logits: Float[Tensor, "answer vocab"]) -> list[float]:
 def accepted_by_confidence(alphas: Sequence[float], accepted: Sequence[bool]) -> list[float | None]:
     """Returns the accepted share of the places in each fifth of alpha, None where it has none."""
     by_bin: list[list[float]] = [[] for _ in range(BINS)]
-    for alpha, stands in zip(alphas, accepted, strict=True):
-        by_bin[min(BINS - 1, max(0, int(alpha * BINS)))].append(float(stands))
+    for alpha, is_accepted in zip(alphas, accepted, strict=True):
+        fifth = min(BINS - 1, max(0, int(alpha * BINS)))
+        by_bin[fifth].append(float(is_accepted))
     return [mean(own) if own else None for own in by_bin]
 
 
 def accepted_paths(alphas: Sequence[float], accepted: Sequence[bool]) -> list[float | None]:
-    """Returns the share of confident paths of 1, 2, ... levels whose tokens are all accepted."""
+    """Returns the share of confident paths of 1, 2, ... levels whose tokens are all accepted.
+
+    A path is a stretch of consecutive tokens of the answer. The share is None where no path of this
+    length is confident.
+    """
     shares: list[float | None] = []
     for depth in range(1, BINS + 1):
         ends = range(depth, len(alphas) + 1)
-        confident = [end for end in ends if min(alphas[end - depth : end]) > CONFIDENT]
-        stands = [float(all(accepted[end - depth : end])) for end in confident]
-        shares.append(mean(stands) if stands else None)
+        confident_ends = [end for end in ends if min(alphas[end - depth : end]) > CONFIDENT]
+        are_whole = [float(all(accepted[end - depth : end])) for end in confident_ends]
+        shares.append(mean(are_whole) if are_whole else None)
     return shares
 
 
@@ -184,16 +212,20 @@ def autocorrelations(trace: Sequence[float]) -> list[float]:
 def white_noise_band(lengths: Sequence[int]) -> list[float]:
     """Returns the 97.5 % quantile, at each lag, of the mean autocorrelation of white noise.
 
-    ``lengths`` are those of the traces whose mean is taken.
+    ``lengths`` are those of the traces whose mean is taken. A trace of n tokens has n - lag pairs,
+    so the autocorrelation of white noise has a variance of about 1 / (n - lag).
     """
     variances = [[1 / (n - lag) for n in lengths] for lag in range(1, LAGS + 1)]
     return [1.96 * math.sqrt(sum(own)) / len(lengths) for own in variances]
 
 
 def measure_length(experiment: Experiment) -> Data:
-    """Measures Fig. 3: tau and speed by the tokens written, past the end of the text if need be."""
-    no_token = experiment.target.backbone.vocab  # No token ends a text, so all answers are as long.
-    lengths = [experiment.tokens >> halved for halved in (4, 3, 2, 1, 0)]
+    """Measures Fig. 3: tau and speed by the number of tokens written.
+
+    Answers go on after the token that would end them, so that all have the same length.
+    """
+    no_token = experiment.target.backbone.vocab  # An id that no token has, so nothing ends a text.
+    lengths = [experiment.tokens // part for part in (16, 8, 4, 2, 1)]
     panels: Data = {panel: {name: [] for name in LENGTHENED} for panel in (TAU, SPEED)}
     for tokens in lengths:
         methods = LENGTHENED.values()
@@ -205,11 +237,12 @@ def measure_length(experiment: Experiment) -> Data:
             panels[SPEED][name].append(
                 _speed_interval(answers_by_method[method], answers_by_method["ar"])
             )
-    ends = answer_limits(merge_settings(experiment.target.backbone.model, None, {}), 0).eos
+    # The last, longest answers show after how many tokens the text would have ended by itself.
+    end_ids = answer_limits(merge_settings(experiment.target.backbone.model, None, {}), 0).eos
     natural_lengths = [
-        end
+        length
         for own in answers_by_method["ar"]
-        if (end := tokens_until_end(own.ids, ends)) is not None
+        if (length := tokens_until_end(own.ids, end_ids)) is not None
     ]
     across = "tokens written (log scale)"
     if natural_lengths:
@@ -221,7 +254,7 @@ def measure_length(experiment: Experiment) -> Data:
 
 
 def tokens_until_end(ids: Sequence[int], ends: Sequence[int]) -> int | None:
-    """Returns the number of tokens up to the first end of text, or None where there is none."""
+    """Returns the number of tokens up to and with the first end of text, or None without one."""
     return next((place + 1 for place, token in enumerate(ids) if token in ends), None)
 
 
@@ -252,6 +285,7 @@ def _speed_interval(answers: Sequence[Answer], plain: Sequence[Answer]) -> Inter
 
 
 def _with_ar_line(panels: Data) -> Data:
+    """Adds plain decoding to the panel of speeds, where it is 1 by definition."""
     panels[SPEED]["ar"] = [1.0] * len(next(iter(panels[SPEED].values())))
     return panels
 

@@ -37,8 +37,13 @@ from saccade.world import dialogues, scenes
 from saccade.world.train_draft.samples import Canvas
 
 Row = Mapping[str, Any]
-SIZE, TOKENS, MIN_TRUE_TOKENS = 512, 128, 64
-KEEPS = 0.1, 0.25
+SIZE = 512  # Visual tokens of a clip.
+TOKENS = 128  # The largest number of tokens of an answer.
+MIN_TRUE_TOKENS = 64  # Clips with a shorter true description are left out.
+KEEPS = 0.1, 0.25  # The shares of a clip's tokens in the sets that are measured.
+# The lists of rows in ``seeing.json``, in this order: answers by every method; attention on sets of
+# a clip's tokens; scores of descriptions; scores when the true text is read; timed answers; and
+# seconds of forwards.
 KINDS = "measured", "looked", "told", "forced", "raced", "costs"
 SELF_METHODS = (
     *("std/keep=0.1", "fresh/keep=0.1", "pages/keep=0.1", "streaming/keep=0.1"),
@@ -54,10 +59,11 @@ DRAFT_METHODS = (
     *("specvlm/keep=0.1/shape=chain-5", "sage"),
 )
 TIMED_METHODS = "ar", "sd", "specvlm", "sage", "auto"
+# Visual tokens -> (frames, pixels a side) of the clips that are read with the true text.
 CANVASES = {64: (8, 112), SIZE: agreement.EXTRA_FRAMES[SIZE]}
-FORCED_CLIPS = 8  # Clips that are read with the true text.
+FORCED_CLIPS = 8  # Clips of each size and task that are read with the true text.
 RANDOM_SET = "random, draw {}"
-CURVE_POINTS = 6  # Of the curve of a training stage.
+CURVE_POINTS = 6  # Points of the learning curve of a training stage.
 
 
 # -- The clips -----------------------------------------------------------------------------------
@@ -73,6 +79,7 @@ class DescribedClip:
 
     @property
     def document(self) -> Document:
+        """The clip in the form of a document, so that what measures documents measures clips."""
         seed = agreement.FIRST_SEED + self.number
         return Document(f"clip {self.number}", f"seed {seed}", self.question, SIZE)
 
@@ -107,23 +114,27 @@ class ExperimentOnClips(Experiment):
 
 @dataclass(frozen=True)
 class DescriptionScore:
-    """F1 of an answer's content words and the true ones, with the right clip and with another."""
+    """How well an answer's content words are the true ones, with the right clip and with another.
 
-    document: str
-    digest: str
-    own: float
-    other: float
+    Content words are those that depend on the pixels. F1 is 1 if the answer has exactly the content
+    words of the true description, in any order.
+    """
+
+    document: str  # The clip's name.
+    digest: str  # Of the question and the clip's seed.
+    own: float  # F1 of the answer about the right clip.
+    other: float  # F1 of the answer to the same question with another clip's pixels.
 
 
 @dataclass(frozen=True)
 class TeacherForcedScore:
     """The share of content words that are right where the text before them is the true one."""
 
-    size: int
+    size: int  # Visual tokens of the clips.
     task: str
-    view: str
-    content: float
-    tokens: int
+    view: str  # Whether the model saw its own clip, another one, or none.
+    content: float  # The share of content words that are right.
+    tokens: int  # How many tokens of answers were read.
 
 
 @dataclass(frozen=True)
@@ -144,10 +155,10 @@ class ForwardCosts:
     """Seconds of forwards by their rows, and the load of the machine before them."""
 
     threads: int
-    load: float
-    context: int
-    rows: Sequence[int]
-    seconds: Sequence[float]
+    load: float  # The mean number of processes that wanted a core in the minute before.
+    context: int  # Cached tokens.
+    rows: Sequence[int]  # Tokens that a forward scores.
+    seconds: Sequence[float]  # Of the forward with so many rows.
 
 
 def content_word_counts(text: str) -> Counter[str]:
@@ -164,13 +175,14 @@ def content_word_f1(text: str, true_text: str) -> float:
 def choices_by_set(first: Prefill) -> Mapping[str, Sequence[attention_sets.ChooseRows]]:
     """Returns the sets of a clip's tokens that are measured, each by the functions that choose it.
 
-    These are the general sets, with a name for every random draw, HIPPO's and SpecVLM's choice, and
-    the empty set.
+    These are the sets that are measured on documents too, with a name for every random draw, and
+    beside them HIPPO's and SpecVLM's choice and the empty set. ``first`` is the target's prefill.
     """
 
     def choice_of(view: Any) -> attention_sets.ChooseRows:
+        # A view chooses by ``first``, so of these arguments it needs only the number of tokens.
         def choose(
-            whole: attention_sets.Mass,
+            prefill: attention_sets.Mass,
             before: attention_sets.Mass,
             current: attention_sets.Mass,
             budget: int,
@@ -183,7 +195,8 @@ def choices_by_set(first: Prefill) -> Mapping[str, Sequence[attention_sets.Choos
         return choose
 
     choices = dict(attention_sets.CHOICES)
-    draws = {RANDOM_SET.format(draw): [way] for draw, way in enumerate(choices.pop("random"))}
+    random_choices = choices.pop("random")
+    draws = {RANDOM_SET.format(draw): [choose] for draw, choose in enumerate(random_choices)}
     nothing = torch.zeros(0, dtype=torch.long)
     return {
         **choices,
@@ -191,7 +204,7 @@ def choices_by_set(first: Prefill) -> Mapping[str, Sequence[attention_sets.Choos
         "SpecVLM's choice": [choice_of(specvlm.VIEW)],
         **draws,
         "none": [
-            lambda whole, before, current, budget: attention_sets.mask_of_rows(current, nothing)
+            lambda prefill, before, current, budget: attention_sets.mask_of_rows(current, nothing)
         ],
     }
 
@@ -206,9 +219,11 @@ def measure_answers(
     together: int = 4,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Measures what ``results`` lack of so many clips, and stores it there.
+    """Measures everything but seconds on ``clips`` clips, and adds it to ``results``.
 
-    The model in ``folder`` reads the true texts.
+    What ``results`` have already is not measured again. ``folder`` is the checkpoint of ``model``,
+    which is loaded in another form to read the true texts. ``together`` is the number of clips that
+    share forwards.
     """
     chosen_clips = list(islice(described_clips(model.tokenizer), clips))
     documents = [each.document for each in chosen_clips]
@@ -222,6 +237,7 @@ def measure_answers(
         together=together, look=look, draft=draft.backbone,
         ask=inputs_about, on_progress=on_progress,
     )  # fmt: skip
+    # The description of each clip is compared with the one that another clip's pixels lead to.
     done = {row["document"] for row in results.facts["told"]}
     experiment = Experiment(clips, SIZE, TOKENS, target=model)
     for each in chosen_clips:
@@ -241,6 +257,7 @@ def measure_answers(
                 content_word_f1(answer, each.truth),
             )
             results.add([row], "told")
+    # The model reads true texts, and each next content word that it would say is right or wrong.
     forced = {(row["size"], row["task"]) for row in results.facts["forced"]}
     for size, (frames, side) in CANVASES.items():
         for task in ("qa", "describe"):
@@ -299,6 +316,7 @@ def training_stages(run_dir: Path) -> list[dict[str, Any]]:
             if not log.exists() or not log.stat().st_size:
                 continue
             lines = [json.loads(line) for line in log.read_text().splitlines()]
+            # The steps are divided into CURVE_POINTS parts, and the means of each part are a point.
             parts = np.array_split(np.arange(len(lines)), CURVE_POINTS)
             curve = [
                 {

@@ -1,4 +1,10 @@
-"""SpecVLM's figures: what pruning costs and saves, where attention goes, and how to choose."""
+"""Measures SpecVLM's figures: what pruning costs and saves, where attention goes, how to choose.
+
+SpecVLM (``saccade/methods/specvlm.py``) lets the draft see a tenth of a video's tokens. Stage I
+takes the tokens that the target's text attends to most, until they have the share lambda of its
+attention. Stage II fills the rest of the tenth with evenly spaced tokens. ``mass`` is the attention
+that each visual token gets.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +30,7 @@ from saccade.drafting.shapes import cost_measurement
 from saccade.drafting.views import saliency
 from saccade.model.backbone import Backbone
 
+# The shares of visual tokens that are pruned, the lengths of caches in keys, and the lambdas tried.
 PRUNED = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
 CONTEXTS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 LAMBDAS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
@@ -31,7 +38,8 @@ FIRST_CALIBRATION_CLIP = 1000  # No figure uses the clips that lambda is calibra
 LAMBDA = 0.02  # The best one by ``measure_lambda``.
 CALIBRATED = f"specvlm/lambda={LAMBDA}"
 CRITERIA = (CALIBRATED, "random", "uniform", "frames", "fastvid", "dycoke")
-FRAMES, FLOOR = 4, 1e-3
+FRAMES = 4  # Of a map of attention over frames.
+FLOOR = 1e-3  # Cells below this share of the map's largest one look alike.
 MAP_CELLS = 32  # On each side of the map of rows by rows.
 
 
@@ -71,7 +79,7 @@ def measure_lambda(experiment: Experiment) -> Data:
         taus = experiment.taus_by_view(list(views.values()), draft, FIRST_CALIBRATION_CLIP)
         panel[f"a draft that {what}"] = [interval_over_clips(taus[view]) for view in views.values()]
         taus_by_draft[what] = rounded_taus(taus)
-    # A target has one lambda, whichever draft it has.
+    # A target has one lambda, whichever draft it has, so the best one is that of the drafts' mean.
     means = [
         float(np.mean([own[view] for own in taus_by_draft.values()])) for view in views.values()
     ]
@@ -120,11 +128,13 @@ def measure_attention_maps(experiment: Experiment) -> Data:
         "last layer": mass[-1].mean(0),
         "all layers": saliency.attention(mass),
     }
+    # The middles of FRAMES equal parts of the video: 1, 3, 5 and 7 of 8 frames.
     times_shown = [(2 * i + 1) * times // (2 * FRAMES) for i in range(FRAMES)]
     maps = {}
     for name, own in mass_by_name.items():
         cells = (own / own.max()).reshape(times, high, wide)
         maps[name] = [np.round(cells[t].numpy(), 5).tolist() for t in times_shown]
+    # Two frames of pixels make one frame of visual tokens.
     labels = [f"frames {2 * t} and {2 * t + 1}" for t in times_shown]
     floor = max(FLOOR, *(min(map(min, frame)) for own in maps.values() for frame in own))
     return {"maps": maps, "labels": labels, "floor": floor, "z": "log10 of the share of the most"}
@@ -133,8 +143,9 @@ def measure_attention_maps(experiment: Experiment) -> Data:
 def measure_attention_by_row(experiment: Experiment) -> Data:
     """Measures Fig. 4: what every row of the first clip's prompt attends to.
 
-    Attention is the mean over layers and heads. Over all clips it also measures how much of the
-    attention on the video its most attended tenth gets.
+    Attention is the mean over layers and heads. Over all clips two numbers are measured, for
+    queries in the video and in the text: "tenth", how much of the attention on the video its most
+    attended tenth gets, and "alike", the mean correlation between the attention of two queries.
     """
     first, *rest = (_row_attention(experiment, number) for number in range(experiment.clips))
     return {
@@ -152,24 +163,29 @@ def measure_attention_by_row(experiment: Experiment) -> Data:
 
 
 def _row_attention(experiment: Experiment, number: int) -> Data:
+    """Returns one clip's map of attention, and its "tenth" and "alike"."""
     prompt = experiment.answered_clip(number).guide.prompt
     mass = attention_by_row(experiment.target.backbone, prompt)
     on_video = mass[:, prompt.visual]
-    last = int(prompt.visual.nonzero()[-1])
-    is_text = torch.arange(len(on_video)) > last
+    last_visual_row = int(prompt.visual.nonzero()[-1])
+    row = torch.arange(len(on_video))
+    is_text = row > last_visual_row
     video_shares = on_video / on_video.sum(-1, keepdim=True).clamp(min=1e-12)
     tenth_share = video_shares.topk(max(1, prompt.visual_tokens // 10), -1).values.sum(-1)
-    # A visual query sees only those before it, so only the second half is counted.
-    late_visual = prompt.visual & (torch.arange(len(on_video)) > last - prompt.visual_tokens // 2)
-    rows = {"visual queries": video_shares[late_visual], "text queries": video_shares[is_text]}
+    # A visual query sees only the visual tokens before it, and the first ones see hardly any. So
+    # only the second half of them is counted.
+    is_late_visual = prompt.visual & (row > last_visual_row - prompt.visual_tokens // 2)
+    video_end = last_visual_row + 1
+    rows = {"visual queries": video_shares[is_late_visual], "text queries": video_shares[is_text]}
     return {
         "maps": {"all rows": [_shrunk_map(mass)]},
-        "labels": [f"queries down, keys across; the video ends at row {last + 1} of {len(mass)}"],
+        "labels": [f"queries down, keys across; the video ends at row {video_end} of {len(mass)}"],
         "tenth": {
-            "visual queries": float(tenth_share[late_visual].mean()),
+            "visual queries": float(tenth_share[is_late_visual].mean()),
             "text queries": float(tenth_share[is_text].mean()),
         },
         "alike": {
+            # The diagonal is left out, since there each query is compared with itself.
             name: float(torch.corrcoef(own)[~torch.eye(len(own), dtype=torch.bool)].mean())
             for name, own in rows.items()
         },
@@ -231,11 +247,16 @@ def measure_layer_latency(experiment: Experiment) -> Data:
 def time_modules(
     stack: Sequence[nn.Module], parts: Mapping[str, str]
 ) -> Iterator[dict[str, float]]:
-    """Yields the seconds spent so far in the named part of all layers, and in an average layer."""
+    """Yields the seconds spent so far in each part of all layers together, and in an average layer.
+
+    ``stack`` has the layers, and ``parts`` maps a part's name to its attribute in a layer.
+    """
     seconds = {**dict.fromkeys(parts, 0.0), "one layer": 0.0}
     started_at: dict[str, float] = {}
 
     def add_hooks(name: str, module: nn.Module, share: float) -> list[RemovableHandle]:
+        # ``share`` is the part of the module's seconds that counts: 1 / n for each of n layers
+        # gives the seconds of an average layer.
         def enter(*arguments: object) -> None:
             started_at[name] = time.perf_counter()
 
@@ -317,6 +338,7 @@ def measure_redundancy(experiment: Experiment) -> Data:
 
 
 def _measure_choices(experiment: Experiment, views: dict[str, str]) -> Data:
+    """Measures tau under each of these views, which are given by the names of the figure's rows."""
     rows: Data = {name: {} for name in views}
     taus_by_draft: Data = {}
     for what, draft in experiment.drafts.items():
@@ -342,15 +364,19 @@ def measure_stages(experiment: Experiment) -> Data:
 def measure_tau_differences(
     experiment: Experiment, whole: str, views: Mapping[str, str], across: str
 ) -> Data:
-    """Measures tau under each view less that of a whole one, clip by clip, with both drafts."""
+    """Measures tau under each view less tau under the view ``whole``, clip by clip, by each draft.
+
+    ``whole`` is a view with all its stages, and ``views`` are named by what they lack. ``across``
+    is the text below the figure.
+    """
     rows: Data = {name: {} for name in views}
     taus_by_draft: Data = {}
     for what, draft in experiment.drafts.items():
         taus = experiment.taus_by_view([whole, *views.values()], draft)
         taus_by_draft[what] = rounded_taus(taus)
         for name, view in views.items():
-            lost = [b - a for a, b in zip(taus[whole], taus[view], strict=True)]
-            rows[name][f"a draft that {what}"] = interval_over_clips(lost)
+            gains = [own - full for full, own in zip(taus[whole], taus[view], strict=True)]
+            rows[name][f"a draft that {what}"] = interval_over_clips(gains)
     return {"x": across, "rows": rows, "start": None, "clips_tau": taus_by_draft}
 
 

@@ -1,4 +1,10 @@
-"""TABED's figures: which weights would have been right, what a window changes, a step's cost."""
+"""Measures TABED's figures: which weights are right, what a window changes, and a step's cost.
+
+TABED (``saccade/methods/tabed.py``) drafts by a weighted mean of the laws that one draft has under
+several views of the prompt: M sees all of it, T its text alone, C a caption and P pooled visual
+tokens in place of the video. MT and MTCP mix these with fixed weights, and MT* and MTCP* learn the
+weights while decoding, from the last h verified tokens.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +30,7 @@ from saccade.world import dialogues, drawing
 from saccade.world import scenes as world
 
 WEIGHT_STEPS = 20  # Weights are tried from 0 to 1 in so many steps.
+# Label -> what a method's name has to end with for this window h.
 WINDOWS = {"h = 1": "-1", "h = 4": "-4", "h = 16": "-16", "h = all": ""}
 RULES = {
     "MT*, KL": "tabed/weights=kl",
@@ -34,13 +41,17 @@ RULES = {
     "MTCP*, printed": "tabed-mtcp/weights=softmax",
 }
 FIXED = {"MT": "tabed-mt", "MTCP": "tabed-mtcp/weights=equal", "M": "sd", "T": "sd/view=text"}
-BATCHES, GAMMAS = (1, 2, 3, 4), (1, 3, 5, 7)
+BATCHES = (1, 2, 3, 4)  # Requests of a draft's step.
+GAMMAS = (1, 3, 5, 7)  # Tokens of a target's step.
 CONTEXTS = (256, 512, 1024, 2048, 4096)
-PICTURES = 5
+PICTURES = 5  # The largest number of pictures in a prompt.
 
 
 def measure_weights(experiment: Experiment) -> Data:
-    """Measures Fig. 3-4: the weights of M with which the target's token would be drafted."""
+    """Measures Fig. 3-4: the weights of M with which the target's token would be drafted.
+
+    What M does not get is the weight of T.
+    """
     what, draft = next(iter(experiment.drafts.items()))
     panels = {}
     for title, clip in _first_and_second_answers(experiment):
@@ -60,10 +71,10 @@ def measure_weights(experiment: Experiment) -> Data:
 
 
 def _first_and_second_answers(experiment: Experiment) -> Iterator[tuple[str, AnsweredClip]]:
-    """Yields a description of the first clip, and a second answer that needs the video less.
+    """Yields a description of the first clip, and an answer in a second turn.
 
-    The second answer is of the clip whose second answer is longest, because it repeats most of the
-    description before it.
+    The second turn needs the video less, because it repeats parts of the description in the first.
+    It is taken from the clip where the true answer in the second turn is longest.
     """
     yield (
         f'first turn: "{agreement.unseen_clip(0, experiment.size)[2]}"',
@@ -72,19 +83,24 @@ def _first_and_second_answers(experiment: Experiment) -> Iterator[tuple[str, Ans
     scenes = [world.scene(agreement.FIRST_SEED + number) for number in range(experiment.clips)]
     conversations = [dialogues.conversation(scene, "chat", i)[:2] for i, scene in enumerate(scenes)]
     number = max(range(experiment.clips), key=lambda i: len(conversations[i][1].answer))
-    first, second = (turn.question for turn in conversations[number])
+    first_question, second_question = (turn.question for turn in conversations[number])
     clip, _ = experiment.inputs(number)
-    first_answer = (
-        experiment.answer("ar", clip, ask(experiment.target, first, clips=[clip])).text or ""
-    )
-    inputs = ask(experiment.target, second, clips=[clip], history=[(first, first_answer)])
+    first_inputs = ask(experiment.target, first_question, clips=[clip])
+    first_answer = experiment.answer("ar", clip, first_inputs).text or ""
+    history = [(first_question, first_answer)]
+    inputs = ask(experiment.target, second_question, clips=[clip], history=history)
     yield (
-        f'second turn, after a description: "{second}"',
+        f'second turn, after a description: "{second_question}"',
         experiment.answer_clip(number, clip, inputs),
     )
 
 
 def _weights_panel(experiment: Experiment, clip: AnsweredClip, draft: Loaded) -> Data:
+    """Returns which weights of M draft each token of an answer right, and the weights in use.
+
+    "accepted" has for each token whether it would be drafted by each candidate weight from 0 to 1.
+    "weights" has for MT* and for fixed weights the weight of M at each token.
+    """
     m_probabilities, t_probabilities = (
         experiment.draft_logits(clip, view, draft).double().softmax(-1) for view in ("full", "text")
     )
@@ -98,13 +114,14 @@ def _weights_panel(experiment: Experiment, clip: AnsweredClip, draft: Loaded) ->
         1,
     )
     result = experiment.answer("tabed", clip.clip, clip.inputs, draft=draft)
-    first = resolve("tabed").view.name.split("+").index("full")
-    # The prefill's token was drafted by no weights, so it is drawn with those after it.
-    adapted = [round.note[first] for round in result.forwards for _ in round.emitted]
+    # A round's note has the weight of each view. That of M is repeated for each emitted token.
+    m_place = resolve("tabed").view.name.split("+").index("full")
+    adapted = [round.note[m_place] for round in result.forwards for _ in round.emitted]
+    # The prefill's token was drafted by no weights, so it is drawn with the weight after it.
     adapted = [*adapted[:1], *adapted]
     fixed = {"M": 1.0, "T": 0.0, "MT": 0.5}
-    lines = {name: [weight] * len(clip.ids) for name, weight in fixed.items()}
-    return {"accepted": accepted.tolist(), "weights": {"MT*": adapted, **lines}}
+    fixed_lines = {name: [weight] * len(clip.ids) for name, weight in fixed.items()}
+    return {"accepted": accepted.tolist(), "weights": {"MT*": adapted, **fixed_lines}}
 
 
 def _share_right(accepted: Sequence[Sequence[bool]], weights: Sequence[float]) -> float:
@@ -116,7 +133,7 @@ def _share_right(accepted: Sequence[Sequence[bool]], weights: Sequence[float]) -
 
 
 def measure_drift(experiment: Experiment) -> Data:
-    """Measures MTCP*'s weights as printed, over rounds, by the window.
+    """Measures the weights of MTCP* by the paper's printed equation, over rounds, by the window.
 
     No paper has this figure. With the whole history the weights drift to equal ones.
     """
@@ -131,11 +148,12 @@ def measure_drift(experiment: Experiment) -> Data:
             for number in range(experiment.clips)
         ]
         # The line ends with the rounds of the clip that has the fewest.
-        heaviest[window] = [mean(map(max, each)) for each in zip(*weights_by_clip, strict=False)]
+        rounds_of_all_clips = zip(*weights_by_clip, strict=False)
+        heaviest[window] = [mean(map(max, clip_weights)) for clip_weights in rounds_of_all_clips]
         if window in ("h = 1", "h = all"):
-            own = zip(*weights_by_clip[0], strict=True)
+            weights_by_view = zip(*weights_by_clip[0], strict=True)
             panels[f"weights of the\nfirst clip, {window}"] = {
-                view: list(line) for view, line in zip(views, own, strict=True)
+                view: list(line) for view, line in zip(views, weights_by_view, strict=True)
             }
     for panel in panels.values():
         panel["equal"] = [1 / len(views)] * max(map(len, panel.values()))
@@ -208,7 +226,7 @@ def measure_stages(experiment: Experiment) -> Data:
     All answers have one length.
     """
     timings: dict[str, list[Timings]] = {}
-    for number in range(-1, experiment.clips):  # The first is a warm-up.
+    for number in range(-1, experiment.clips):  # -1 is a warm-up on the pictures of 0.
         pictures = [
             unseen_picture(PICTURES * max(0, number) + i, experiment.size // 4)
             for i in range(PICTURES)
@@ -226,7 +244,8 @@ def measure_stages(experiment: Experiment) -> Data:
                 eos_token_id=experiment.target.backbone.vocab,  # No token ends a text.
             )
             if number >= 0:
-                row = f"{count} picture{'s'[: count - 1]}\n({result.visual_tokens} tokens)"
+                noun = "picture" if count == 1 else "pictures"
+                row = f"{count} {noun}\n({result.visual_tokens} tokens)"
                 timings.setdefault(row, []).append(result.timings)
     return {
         "x": f"seconds of plain decoding, {experiment.tokens} tokens written",
@@ -243,10 +262,14 @@ def measure_stages(experiment: Experiment) -> Data:
 
 
 def unseen_picture(number: int, tokens: int) -> np.ndarray:
-    """Returns a frame of an unseen scene with so many visual tokens, a power of two."""
-    high = 1 << (int(math.log2(tokens)) // 2)
+    """Returns a frame of an unseen scene with so many visual tokens, a power of two.
+
+    It is square, or twice as wide as high: 512 tokens are 16 rows of 32. A token has 28 pixels a
+    side.
+    """
+    rows = 1 << (int(math.log2(tokens)) // 2)
     scene = world.scene(agreement.FIRST_SEED + number)
-    return drawing.image_frame(scene, 28 * high, 28 * (tokens // high))
+    return drawing.image_frame(scene, 28 * rows, 28 * (tokens // rows))
 
 
 STUDIES = {

@@ -1,10 +1,13 @@
 """Puts a pretrained Llama behind the embedded pair's vision tower, with an adapter to train.
 
+The embedded pair is the small Qwen2.5-VL target and draft that come with this package. The training
+of the adapter, by which the Llama learns to see drawn clips, is in `seeing.py`.
+
 `put_behind_tower` copies a Llama's weights into `Qwen2_5_VLForConditionalGeneration` bit for bit.
 The biases are zero and M-RoPE's sections have the same frequencies, so both models have the same
-logits on text. The `Adapter` is what training changes: the merger between tower and language model,
-and a term of low rank beside every matrix of the language model (LoRA, Hu et al. 2021). Its file
-has 11 MB.
+logits on text. The `Adapter` is what training changes: the merger, which makes visual tokens of the
+tower's output, and a term of low rank beside every matrix of the language model (LoRA, Hu et al.
+2021). An adapter's file has 11 MB.
 """
 
 import json
@@ -33,7 +36,8 @@ from saccade.core.errors import ModelError
 from saccade.inputs import real_weights
 from saccade.inputs.checkpoints import EMBEDDED
 
-RANK = 16
+RANK = 16  # Of the low-rank terms.
+# The beginnings of the names that the weights of the merger and of the language model have.
 MERGER = "model.visual.merger.mlp."
 TEXT = "model.language_model."
 # Special tokens that the language model's chats never have, and the names that they get here.
@@ -72,7 +76,10 @@ class LowRankLinear(nn.Module):
 
 
 class Adapter(nn.Module):
-    """The trained parts: the merger, and the two factors of each matrix's term by its name."""
+    """The trained parts: the merger, and the two factors of each matrix's low-rank term.
+
+    Making an adapter changes the model: each matrix of its language model gets a term beside it.
+    """
 
     def __init__(self, model: Any, rank: int = RANK) -> None:
         super().__init__()
@@ -84,28 +91,40 @@ class Adapter(nn.Module):
             low = LowRankLinear(matrix, rank)
             lm.set_submodule(name, low)
             for part, value in (("down", low.down), ("up", low.up)):
+                # A ParameterDict takes no dots in names: "layers/0/self_attn/q_proj/up".
                 self.lora[f"{name}.{part}".replace(".", "/")] = value
 
 
 def fold_adapter(model: Any, adapter: Mapping[str, Tensor]) -> None:
-    """Adds an adapter's terms to the model's own weights, and copies its merger."""
+    """Adds an adapter's low-rank terms to the model's own weights, and copies its merger.
+
+    Weights of an adapter have names such as `merger.2.weight` for the merger, and
+    `lora.layers/0/self_attn/q_proj/up` (and `down`) for the factors of a term.
+    """
     state = model.state_dict()
     for name, value in adapter.items():
         kind, _, rest = name.partition(".")
         if kind == "merger":
             state[MERGER + rest].copy_(value)
         elif rest.endswith("/up"):
-            term = value.float() @ adapter[name.removesuffix("up") + "down"].float()
-            state[f"{TEXT}{rest.removesuffix('/up').replace('/', '.')}.weight"].add_(term)
+            down = adapter[name.removesuffix("up") + "down"]
+            matrix = rest.removesuffix("/up").replace("/", ".")
+            state[f"{TEXT}{matrix}.weight"].add_(value.float() @ down.float())
 
 
 def put_behind_tower(
     llama: LlamaForCausalLM, pair: Any, tok: Any
 ) -> Qwen2_5_VLForConditionalGeneration:
-    """Returns the language model behind the pair's tower, with an untrained merger."""
+    """Returns a Qwen2.5-VL model that has the Llama's decoder behind the vision tower of `pair`.
+
+    `pair` is a model of the embedded pair. The first layer of the merger is copied from it as well,
+    and the last one is random, because its output has the Llama's width. `tok` is the tokenizer
+    that `load_tokenizer` returns.
+    """
     config = llama.config
-    half = config.hidden_size // config.num_attention_heads // 2
-    side = 3 * half // 8
+    # M-RoPE divides a head's frequencies among time, row and column: 32 as 8, 12 and 12.
+    frequencies = config.hidden_size // config.num_attention_heads // 2
+    space = 3 * frequencies // 8
     image, video, start, end = tok.convert_tokens_to_ids(
         ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
     )
@@ -116,7 +135,7 @@ def put_behind_tower(
                 "rope_parameters": {
                     "rope_type": "default",
                     "rope_theta": config.rope_parameters["rope_theta"],
-                    "mrope_section": [half - 2 * side, side, side],
+                    "mrope_section": [frequencies - 2 * space, space, space],
                 },
                 "tie_word_embeddings": True,
                 "use_sliding_window": False,
@@ -133,6 +152,7 @@ def put_behind_tower(
     model.generation_config = GenerationConfig(
         do_sample=False, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
     )
+    # All weights are copied but those of the merger's last layer.
     state = model.state_dict()
     text = {n.replace("model.", TEXT, 1): v for n, v in llama.state_dict().items()}
     vision = {n: v for n, v in pair.state_dict().items() if n.startswith("model.visual.")}
@@ -141,7 +161,8 @@ def put_behind_tower(
             state[name].copy_(value)
     for name, value in state.items():
         if name.startswith(TEXT) and name.endswith("_proj.bias"):
-            value.zero_()
+            value.zero_()  # A Llama has no such biases.
+    # Where the input has size 1, visual tokens begin as large as the rows of the Llama's head.
     last = state[f"{MERGER}2.weight"]
     nn.init.normal_(last, std=float(llama.lm_head.weight.detach().std()) / last.shape[1] ** 0.5)
     state[f"{MERGER}2.bias"].zero_()
@@ -159,13 +180,13 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         unk_token="<|endoftext|>",
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        extra_special_tokens=list(SPECIAL[3:]),
+        extra_special_tokens=list(SPECIAL[3:]),  # Those of pictures and videos.
         model_max_length=8192,
     )
 
 
 def load_untrained(text: Path | None = None) -> tuple[Qwen2_5_VLForConditionalGeneration, Any]:
-    """Returns a Llama behind the pair's tower with an untrained merger, and its tokenizer.
+    """Returns a Llama behind the pair's tower, before any training, and its tokenizer.
 
     `text` is the Llama's folder; by default it is that of `saccade real make`. Raises ModelError if
     that does not exist.

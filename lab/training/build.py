@@ -1,4 +1,7 @@
-"""Makes, writes and loads the pair's tokenizer, processor and checkpoint folders."""
+"""Makes, writes and loads the tokenizer, processor and checkpoint folders of the embedded pair.
+
+The pair is a small Qwen2.5-VL target and draft, trained on a synthetic world (`train.py`).
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -76,9 +79,11 @@ def train_tokenizer(samples: int = 4000) -> Qwen2Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    # Every conversation has names of roles, so they are made frequent.
+    # Every chat has the names of roles, which these conversations lack. They are repeated, so that
+    # each becomes one token.
     raw.train_from_iterator([*_sentences(samples), *["user\nassistant\nsystem\n"] * 50], trainer)
     size = raw.get_vocab_size()
+    # Unused tokens fill the vocabulary, so that the special tokens get the last ids.
     raw.add_tokens([f"<|unused_{i}|>" for i in range(VOCAB - len(SPECIAL) - size)])
     raw.add_special_tokens(list(SPECIAL))
     tokenizer = Qwen2Tokenizer(
@@ -110,7 +115,10 @@ def make_processor(samples: int = 4000) -> Qwen2_5_VLProcessor:
 def save(
     model: Qwen2_5_VLForConditionalGeneration, proc: Qwen2_5_VLProcessor, folder: Path
 ) -> None:
-    """Writes an ordinary checkpoint folder with weights rounded to bfloat16."""
+    """Writes an ordinary checkpoint folder with weights rounded to bfloat16.
+
+    The model itself is not changed.
+    """
     rounded = create(model.config.text_config.num_hidden_layers)
     rounded.load_state_dict(model.state_dict())
     rounded = rounded.to(torch.bfloat16)

@@ -1,14 +1,18 @@
 """Trains a hybrid target and draft (`hybrid_model.py`) from the embedded pair, on one CPU core.
 
-tower    The hybrid's vision tower learns the visual tokens of the embedded tower, block by block.
-decoder  The target learns true answers from the embedded tower's visual tokens.
-hybrid   It goes on with its own tower and with longer clips.
-early    The draft learns true answers from the embedded tower's visual tokens.
-draft    It learns the target's probabilities from views with visual tokens dropped.
+A hybrid has layers of Gated DeltaNet beside layers of attention, as Qwen3.5 has. The embedded pair
+is the small Qwen2.5-VL target and draft of this package. These are the stages:
+
+tower    The hybrid's vision tower learns the visual tokens of the embedded tower, and the output of
+         each of its blocks.
+decoder  The target's decoder learns true answers from the embedded tower's visual tokens.
+hybrid   The whole target goes on with the hybrid's own tower and with longer clips.
+early    The draft's decoder learns true answers from the embedded tower's visual tokens.
+draft    The draft learns the target's probabilities from views with visual tokens dropped.
 
 The stages `tower`, `decoder` and `early` need no other, so they may run side by side. An
-interrupted stage is continued, and a stage leaves the mean of its last steps' weights, like the
-stages of the pair (`train.py`).
+interrupted stage is continued, and what a stage leaves are the mean weights of its last steps, as
+in the training of the embedded pair (`train.py`).
 """
 
 from __future__ import annotations
@@ -55,10 +59,11 @@ from saccade.inputs.training_domain import DOMAIN_FILE
 
 log = logging.getLogger(__name__)
 
-BLOCK_WEIGHT = 0.3  # In the tower's loss, of each block's output beside the visual tokens.
+BLOCK_WEIGHT = 0.3  # The weight of each block's error in the tower's loss; visual tokens have 1.
+# For each stage the kinds of its model's layers, Gated DeltaNet or attention.
 PATTERNS: dict[str, tuple[str, ...]] = dict.fromkeys(("tower", "decoder", "hybrid"), TARGET_PATTERN)
 PATTERNS |= {"early": DRAFT_PATTERN, "draft": DRAFT_PATTERN}
-FORM = TimestampForm()
+FORM = TimestampForm()  # Prompts of a hybrid have a timestamp before each pair of frames.
 
 
 class TowerRun(Run):
@@ -102,11 +107,14 @@ class HybridRun(PairRun):
 
 
 class DecoderRun(HybridRun):
-    """A stage in which a hybrid's decoder learns from the visual tokens of another model."""
+    """A stage in which a hybrid's decoder learns from the visual tokens of another model.
 
-    def __init__(self, stage: Stage, model: Any, seeing: Any, tok: Any) -> None:
+    That model, `encoder`, is of the embedded pair.
+    """
+
+    def __init__(self, stage: Stage, model: Any, encoder: Any, tok: Any) -> None:
         super().__init__(stage, model, None, tok)
-        self.forward = HYBRID._replace(encode=lambda _, frames: encode_frames(seeing, frames))
+        self.forward = HYBRID._replace(encode=lambda _, frames: encode_frames(encoder, frames))
 
 
 def train(
@@ -143,8 +151,9 @@ def _begin_tower(stage: Stage, run_dir: Path, tok: Any) -> Run:
 
 
 def _begin_decoder(stage: Stage, run_dir: Path, tok: Any) -> Run:
-    pair = build.load(EMBEDDED / "draft-naive").requires_grad_(False)
-    return DecoderRun(stage, convert(pair, TARGET_PATTERN, TARGET_SOURCES), pair, tok)
+    # The target too begins with the two layers of the embedded draft (`TARGET_SOURCES`).
+    source = build.load(EMBEDDED / "draft-naive").requires_grad_(False)
+    return DecoderRun(stage, convert(source, TARGET_PATTERN, TARGET_SOURCES), source, tok)
 
 
 def _begin_target(stage: Stage, run_dir: Path, tok: Any) -> Run:
@@ -153,8 +162,8 @@ def _begin_target(stage: Stage, run_dir: Path, tok: Any) -> Run:
 
 
 def _begin_early_draft(stage: Stage, run_dir: Path, tok: Any) -> Run:
-    pair = build.load(EMBEDDED / "draft-naive").requires_grad_(False)
-    return DecoderRun(stage, convert(pair, DRAFT_PATTERN, DRAFT_SOURCES), pair, tok)
+    source = build.load(EMBEDDED / "draft-naive").requires_grad_(False)
+    return DecoderRun(stage, convert(source, DRAFT_PATTERN, DRAFT_SOURCES), source, tok)
 
 
 def _begin_draft(stage: Stage, run_dir: Path, tok: Any) -> Run:
@@ -184,6 +193,7 @@ def missing_stages(run_dir: Path) -> list[str]:
 
 
 def _reached(run_dir: Path) -> list[str]:
+    """Returns the stages that the run has begun or finished, in their order."""
     return [s.name for s in STAGES if any(run_dir.glob(f"{s.name}.*pt"))]
 
 
@@ -193,7 +203,7 @@ def training_seconds(run_dir: Path) -> dict[str, float]:
 
 
 def export(run_dir: Path, out: Path) -> None:
-    """Writes the folders `target` and `draft` from the stages that the run has reached.
+    """Writes the folders `target` and `draft` from the latest stages that the run has begun.
 
     Raises FileNotFoundError if the tower, the target or the draft has no stage yet.
     """
@@ -202,6 +212,7 @@ def export(run_dir: Path, out: Path) -> None:
     processor = make_hybrid_processor(build.load_processor(EMBEDDED / "target").tokenizer)
     for folder, names in (("target", ("decoder", "hybrid")), ("draft", ("early", "draft"))):
         last = [name for name in names if name in reached] or [names[0]]
+        # Target and draft get the same tower, as in the embedded pair.
         model = _with_tower(load_stage(run_dir, last[-1]), tower).eval()
         model.save_pretrained(out / folder)
         processor.save_pretrained(out / folder)

@@ -1,6 +1,7 @@
-"""Measures the pair, and makes the page and the figure of ``docs/results/shapes``.
+"""Measures the embedded pair after its training, and makes the page ``docs/results/shapes.md``.
 
-One JSON file has every number, and the page and the figure are made from it.
+The embedded pair is the small target with its two drafts that `train.py` trains. One JSON file has
+every number, and the page and the figure of learning curves are made from it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from saccade.inputs import load
 from saccade.world.train_draft.samples import Canvas
 
 FOLDERS = ("target", "draft-naive", "draft")
+# Columns of the accuracy table: all tokens, those of content words, and content words by kind.
 KINDS = ("all", "content", "colour", "shape", "size", "where", "count", "motion", "time", "texture")
 CURVE_POINTS = 60  # About how many points a learning curve is averaged to.
+# Of a step: the stage's CPU seconds so far, the loss in nats, and the accuracy on content words.
 CURVE_FIELDS = ("cpu_s", "ce", "content")
 
 
@@ -32,7 +35,9 @@ def measure(
 ) -> dict[str, Any]:
     """Measures every number of the page.
 
-    Learning curves come from the training run, or from ``before`` if there is no such run.
+    ``folder`` has the three models. Learning curves come from the training run in ``run_dir``, or
+    from ``before``, the results that are stored already, if there is no such run. ``sizes`` are
+    numbers of visual tokens.
     """
     accuracy: dict[str, Any] = {}
     for size in sizes:

@@ -1,11 +1,17 @@
 """Trains the adapter by which a pretrained language model learns to see (`adapted_llama.py`).
 
-words   The merger alone learns the language model's embeddings of what a visual token shows.
+The model has the vision tower of the embedded pair. The adapter has the merger, which makes visual
+tokens of the tower's output, and terms of low rank beside the matrices of the language model. These
+are the stages:
+
+words   The merger alone learns to make of each visual token the language model's embeddings of the
+        words for what it shows, such as "red" and "circle".
 sees    The merger and the low-rank terms learn to answer questions and to describe clips.
 longer  They learn the same over clips of up to 512 visual tokens, short ones among them.
 
-The tower and the language model do not change. An interrupted stage is continued, and a stage
-leaves the mean of its last steps' weights, like the stages of the pair (`train.py`).
+The tower and the language model's own weights do not change. An interrupted stage is continued, and
+what a stage leaves are the mean weights of its last steps, as in the training of the embedded pair
+(`train.py`).
 """
 
 import logging
@@ -31,7 +37,9 @@ log = logging.getLogger(__name__)
 
 DTYPE = torch.bfloat16 if HAS_BF16 else torch.float32
 PLAIN_WORD_WEIGHT = 0.25  # In the loss, of a word that does not depend on the pixels.
-# The words for the classes of a visual token's labels, one tuple for each of PROBES.
+# The words for the classes of a visual token's labels, one tuple for each of PROBES, which are the
+# labels' names: shape, color, size, motion, row, column and time. Class 0 is background where a
+# label has one.
 CLASS_NAMES: Sequence[Sequence[str]] = (
     ("background", *SHAPES),
     ("", *COLORS),
@@ -102,7 +110,7 @@ class SeeingRun(Run):
         with torch.no_grad():
             features = vision_features(self.full_model, batch.frames)
         visual = self.model.get_submodule("merger")(features)
-        if self.stage.probe:
+        if self.stage.probe:  # This is the stage `words`.
             loss = self._word_loss(visual, batch.probes)
             return loss, {"words": float(loss.detach())}
         at = batch.labels >= 0
@@ -117,9 +125,11 @@ class SeeingRun(Run):
         return (weight * ce).sum() / weight.sum(), scores
 
     def _word_loss(self, visual: Tensor, labels: Tensor) -> Tensor:
-        """Returns the mean squared distance of visual tokens from half the sum of their words.
+        """Returns how far visual tokens are from the words for what they show.
 
-        It is relative to the square of that target; tokens of the background count a fifth.
+        The target of a visual token is half the sum of its words' embeddings. The loss is the mean
+        squared distance from it, relative to the mean square of all targets. Tokens of the
+        background count a fifth. `labels` is [visual tokens, 7], a class for each of PROBES.
         """
         words = [rows[labels[:, i]] for i, rows in enumerate(self._class_embeddings)]
         targets = torch.stack(words).sum(0) / 2
@@ -143,7 +153,7 @@ def train(run_dir: Path, seconds: float | None = None, text: Path | None = None)
             log.info("%s: %.0f CPU seconds", stage.name, stage.cpu_s)
             torch.manual_seed(0)
             run = SeeingRun(stage, *adapted_llama.load_untrained(text))
-            if before:
+            if before:  # The stage begins with the mean weights of the stage before.
                 run.mean.load_state_dict(load_state(run_dir, before)["mean"])
                 run.model.load_state_dict(run.mean.module.state_dict())
                 run.mean.n_averaged.zero_()
@@ -156,7 +166,7 @@ def export(run_dir: Path) -> Path:
     """Writes the adapter from the last stage that the run has reached, and returns its file."""
     reached = [s.name for s in SEEING if any(run_dir.glob(f"{s.name}.*pt"))]
     mean = load_state(run_dir, reached[-1])["mean"]
-    prefix = "module."
+    prefix = "module."  # The names of AveragedModel begin so, its count of steps excepted.
     file = run_dir / adapted_llama.ADAPTER_FILE
     adapted_llama.write_adapter(
         {n.removeprefix(prefix): v for n, v in mean.items() if n.startswith(prefix)}, file

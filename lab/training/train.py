@@ -1,19 +1,22 @@
-"""Trains the pair on one CPU core, in stages that each write their weights.
+"""Trains the embedded pair, a small Qwen2.5-VL target with its drafts, on one CPU core.
 
-probe    The vision tower alone learns what each visual token shows, by heads that are discarded.
+Each of these stages writes its weights. The first four train the target, the others the drafts:
+
+probe    The vision tower alone learns what each visual token shows. Linear classifiers on its
+         output, the probes, are trained with it and discarded at the end.
 small    Two decoder layers learn to speak, and the tower still trains. The drafts begin here.
 medium   The model grows to six layers, with clips of up to thousands of visual tokens.
 large    It grows to the target's depth, with clips as long; the tower still trains.
-early    The small decoder behind the medium model's tower learns that model's probabilities. It
-         needs only the medium stage, so it may run beside the large one.
-naive    It learns the target's probabilities from all visual tokens.
+early    The decoder of the stage `small` learns the probabilities of the model of the stage
+         `medium`, behind that model's tower. It may run beside `large`, which it does not need.
+naive    This decoder learns the target's probabilities from all visual tokens.
 draft    It learns them from views with visual tokens dropped: at random, around objects, or by
          whole frames.
 
-Budgets are seconds of CPU time, which also determine the learning rate. An interrupted stage is
-continued from its last checkpoint with new clips. A stage leaves the mean of its last steps'
-weights. A run may start at `medium` from an existing pair. Progress goes to `logging` and to one
-JSONL file for each stage.
+Budgets are seconds of CPU time, and the learning rate follows the share of them that is used. An
+interrupted stage is continued from its last checkpoint with new clips. What a stage leaves are the
+mean weights of its last steps. A run may start at `medium` from an existing pair. Progress goes to
+`logging` and to one JSONL file for each stage.
 """
 
 import ctypes
@@ -54,13 +57,15 @@ from lab.training.stages import (
 
 log = logging.getLogger(__name__)
 
-PROBE_CLASSES = 16
-# The ends of the names of embeddings, classifiers and convolutions of single channels.
+PROBE_CLASSES = 16  # Outputs of each probe, at least as many as any label has classes.
+# Weights whose names end so are left to AdamW though they are matrices: embeddings, classifiers and
+# convolutions of single channels.
 NOT_BY_MUON = ("model.language_model.embed_tokens.weight", "head", "conv1d.weight")
 WARM_UP_SHARE = 0.03  # Of a stage's seconds.
-SAVE_EVERY_S = 60.0
+SAVE_EVERY_S = 60.0  # Seconds between two checkpoints of a stage.
 # Batches have many shapes, and without this the allocator holds 8 GB after an hour.
 RELEASE_MEMORY_EVERY_STEPS = 8
+# A draft's stage -> the folder of a pair that has its draft.
 DRAFT_FOLDERS = {"naive": "draft-naive", "draft": "draft"}
 SKIPPED_WITH_PAIR = ("probe", "small", "early")  # Not run if training starts from a pair.
 # bfloat16 halves the time on processors with units for it, and takes fifty times as long on others.
@@ -73,12 +78,13 @@ class Optimizer:
     def __init__(self, params: Sequence[tuple[str, nn.Parameter]], lr: float) -> None:
         self.lr = lr
         matrices = [p for n, p in params if not n.endswith(NOT_BY_MUON) and p.ndim > 1]
-        chosen = {id(p) for p in matrices}
+        by_muon = {id(p) for p in matrices}
+        # Matrices of the same shape are updated together.
         self._groups: dict[tuple[int, ...], list[nn.Parameter]] = {}
         for p in matrices:
             self._groups.setdefault((p.shape[0], p.numel() // p.shape[0]), []).append(p)
         self.momentum = {s: torch.zeros(len(g), *s) for s, g in self._groups.items()}
-        rest = [p for _, p in params if id(p) not in chosen]
+        rest = [p for _, p in params if id(p) not in by_muon]
         self.adam = torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.98), weight_decay=0.0)
 
     @torch.no_grad()
@@ -88,12 +94,16 @@ class Optimizer:
             grad = torch.stack(
                 [torch.zeros(shape) if p.grad is None else p.grad.view(shape) for p in group]
             )
+            # Nesterov momentum of 0.95.
             momentum = self.momentum[shape]
             momentum.lerp_(grad, 0.05)
             update = _orthogonal(grad.lerp(momentum, 0.95))
-            size = 0.2 * max(shape) ** 0.5 * self.lr * scale
+            # An orthogonal matrix has entries of about 1 / sqrt(longer side). With this factor each
+            # entry changes by about a fifth of the learning rate, whatever the shape.
+            step_size = 0.2 * max(shape) ** 0.5 * self.lr * scale
+            weight_decay = 0.02 * self.lr * scale
             for p, u in zip(group, update, strict=True):
-                p.mul_(1 - 0.02 * self.lr * scale).add_(u.view(p.shape), alpha=-size)
+                p.mul_(1 - weight_decay).add_(u.view(p.shape), alpha=-step_size)
                 p.grad = None
         for part in self.adam.param_groups:
             part["lr"] = self.lr * scale
@@ -109,8 +119,8 @@ class Optimizer:
 
 
 def _orthogonal(x: Tensor) -> Tensor:
-    """Makes five Newton-Schulz steps towards U V^T of each matrix of a batch."""
-    a, b, c = 3.4445, -4.7750, 2.0315
+    """Makes five Newton-Schulz steps towards U V^T of each matrix U S V^T of a batch."""
+    a, b, c = 3.4445, -4.7750, 2.0315  # Muon's published coefficients.
     tall = x.shape[1] > x.shape[2]
     x = x.transpose(1, 2) if tall else x
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-12)
@@ -120,28 +130,32 @@ def _orthogonal(x: Tensor) -> Tensor:
     return x.transpose(1, 2) if tall else x
 
 
-def _schedule(progress: float) -> float:
-    """Returns the scale of the learning rate.
+def _learning_rate_scale(progress: float) -> float:
+    """Returns the scale of the learning rate where the share `progress` of a stage is over.
 
     It warms up for 3 % of the stage, is 1 up to the middle, and then falls linearly to 3 %.
     """
-    return min(1.0, 0.02 + progress / WARM_UP_SHARE, 1.0 - 0.97 * max(0.0, progress - 0.5) / 0.5)
+    rising = 0.02 + progress / WARM_UP_SHARE
+    falling = 1.0 - 0.97 * max(0.0, progress - 0.5) / 0.5
+    return min(1.0, rising, falling)
 
 
 def _probe_loss(head: nn.Linear, visual: Tensor, want: Tensor) -> tuple[Tensor, list[float]]:
-    """Returns the mean cross-entropy of the seven heads, and their accuracies on objects.
+    """Returns the mean cross-entropy of the seven probes, and the accuracy of each.
 
-    In the loss, background counts a fifth.
+    `head` has all probes side by side. `want` is [visual tokens, 7], a class for each of PROBES.
+    The probes of shape, color, size and motion have the class 0, background. It counts a fifth in
+    the loss, and nothing in their accuracies.
     """
     logits = head(visual).view(len(visual), len(PROBES), PROBE_CLASSES)
-    everywhere = torch.ones(PROBE_CLASSES)
-    things = torch.tensor([0.2, *[1.0] * (PROBE_CLASSES - 1)])
+    even_weights = torch.ones(PROBE_CLASSES)
+    object_weights = torch.tensor([0.2, *[1.0] * (PROBE_CLASSES - 1)])
     losses, right = [], []
     for i, name in enumerate(PROBES):
-        placed = name in ("row", "col", "time")
-        weight = everywhere if placed else things
+        is_place = name in ("row", "col", "time")
+        weight = even_weights if is_place else object_weights
         losses.append(F.cross_entropy(logits[:, i], want[:, i], weight=weight))
-        at = torch.ones(len(want), dtype=torch.bool) if placed else want[:, i] > 0
+        at = torch.ones(len(want), dtype=torch.bool) if is_place else want[:, i] > 0
         right.append(float((logits[at, i].argmax(-1) == want[at, i]).float().mean()))
     return torch.stack(losses).mean(), right
 
@@ -149,21 +163,23 @@ def _probe_loss(head: nn.Linear, visual: Tensor, want: Tensor) -> tuple[Tensor, 
 def random_view(batch: Batch, ratio: float) -> Tensor:
     """Returns a random view, bool [b, visual tokens], that keeps a share `ratio` of the tokens.
 
-    The choice is uniform, prefers objects, prefers a few frames, or is half objects, half uniform.
+    One of four ways to choose is drawn: evenly over all tokens, more objects than background, more
+    tokens of some frames than of others, or half of the objects' tokens before all others.
     """
     b, n = len(batch.ids), visual_tokens(batch.canvas)
-    noise = torch.rand(b, n)
+    # The tokens with the highest scores are kept. Scores are random for the first of four ways.
+    scores = torch.rand(b, n)
     way = int(torch.randint(4, ()))
-    thing = batch.probes[:, PROBES.index("shape")].view(b, n) > 0
-    if way == 1:
-        noise = noise + thing * torch.rand(b, 1) * 1.5
-    elif way == 2:
+    is_object = batch.probes[:, PROBES.index("shape")].view(b, n) > 0
+    if way == 1:  # Prefers objects, in each sample by another amount.
+        scores = scores + is_object * torch.rand(b, 1) * 1.5
+    elif way == 2:  # Prefers some pairs of frames.
         frame_pairs = batch.frames.shape[0] // b
-        noise = noise + 2 * torch.rand(b, frame_pairs).repeat_interleave(n // frame_pairs, 1)
-    elif way == 3:
-        noise = noise + thing * (torch.rand(b, n) < 0.5)
+        scores = scores + 2 * torch.rand(b, frame_pairs).repeat_interleave(n // frame_pairs, 1)
+    elif way == 3:  # Prefers about half of the tokens of objects.
+        scores = scores + is_object * (torch.rand(b, n) < 0.5)
     count = max(1, round(ratio * n)) if ratio else 0
-    return torch.zeros(b, n, dtype=torch.bool).scatter(1, noise.topk(count).indices, True)
+    return torch.zeros(b, n, dtype=torch.bool).scatter(1, scores.topk(count).indices, True)
 
 
 def _random_keep_ratio() -> float:
@@ -196,7 +212,11 @@ def accuracies(logits: Tensor, batch: Batch) -> dict[str, float]:
 
 
 def update_running_mean(means: Any, weights: Any, steps: Any) -> None:
-    """Updates a running mean over about the last quarter of the steps, and at most 200."""
+    """Updates running means over about the last quarter of the steps, and at most 200 steps.
+
+    torch's `AveragedModel` calls this with two lists of tensors, and with the number of steps that
+    are in the means so far.
+    """
     torch._foreach_lerp_(means, weights, max(0.005, 4 / (4 + int(steps))))
 
 
@@ -211,6 +231,7 @@ class Run:
     ) -> None:
         self.stage, self.model, self.tok = stage, model, tok
         self.optimizer, self.mean = optimizer, mean
+        # What the stage has used so far: steps, CPU seconds, samples of batches, and their tokens.
         self.steps, self.cpu_s, self.samples, self.tokens = 0, 0.0, 0, 0
 
     def state(self) -> dict[str, Any]:
@@ -236,15 +257,16 @@ class PairRun(Run):
     """A stage of the pair's training."""
 
     def __init__(self, stage: Stage, model: Any, teacher: Any | None, tok: Any) -> None:
-        self.teacher = teacher
-        self.head = nn.Linear(HIDDEN, len(PROBES) * PROBE_CLASSES)
+        self.teacher = teacher  # Whose probabilities a draft learns; None in the target's stages.
+        self.head = nn.Linear(HIDDEN, len(PROBES) * PROBE_CLASSES)  # The probes, side by side.
         model.model.visual.requires_grad_(stage.vision)
         params = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         if stage.probe:
             params += [("head", self.head.weight), ("head.bias", self.head.bias)]
         mean = AveragedModel(model, multi_avg_fn=update_running_mean)
         super().__init__(stage, model, tok, Optimizer(params, stage.lr), mean)
-        # Whether an untrained head first learns from a trained tower, before it trains the tower.
+        # Whether the probes begin untrained on a trained tower. They then learn alone at first,
+        # before their loss trains the tower too.
         self.trains_head_first = False
 
     def state(self) -> dict[str, Any]:
@@ -263,28 +285,30 @@ class PairRun(Run):
         with torch.set_grad_enabled(stage.vision), torch.autocast("cpu", torch.bfloat16, HAS_BF16):
             visual = self.forward.encode(self.model, batch.frames).float()
         total = torch.zeros(())
+        # The loss of the probes.
         if stage.probe:
-            alone = self.trains_head_first and self.cpu_s < WARM_UP_SHARE * stage.cpu_s
-            probed = visual.detach() if alone else visual
+            trains_head_alone = self.trains_head_first and self.cpu_s < WARM_UP_SHARE * stage.cpu_s
+            probed = visual.detach() if trains_head_alone else visual
             probe, right = _probe_loss(self.head, probed, batch.probes)
             total = stage.probe * probe
             scores = {"probe": float(probe.detach()), "right": [round(r, 3) for r in right]}
         if stage.name == "probe":
             return total, scores
-        whole = batch
+        # The loss of the answers' tokens. A stage that drops visual tokens shows the model a view.
+        whole_batch = batch
+        seen_visual = visual
         if stage.drops and (ratio := _random_keep_ratio()) < 1:
             view = random_view(batch, ratio)
             batch = drop_visual_tokens(batch, view)
-            some = visual.view(len(view), -1, HIDDEN)[view]
-        else:
-            some = visual
-        logits = answer_logits(self.model, batch, some, self.forward)
+            seen_visual = visual.view(len(view), -1, HIDDEN)[view]
+        logits = answer_logits(self.model, batch, seen_visual, self.forward)
         ce = F.cross_entropy(logits, batch.labels[batch.labels >= 0])
         scores |= {"ce": float(ce.detach()), **accuracies(logits, batch)}
         if self.teacher is None:
             return total + ce, scores
+        # The distance from the teacher's probabilities. The teacher sees all visual tokens.
         with torch.no_grad():
-            teacher_logits = self.teacher_logits(whole, visual)
+            teacher_logits = self.teacher_logits(whole_batch, visual)
         kl = (
             F.kl_div(logits.log_softmax(-1), teacher_logits.softmax(-1), reduction="none")
             .sum(-1)
@@ -298,6 +322,7 @@ class PairRun(Run):
 def run_steps(run: Run, run_dir: Path) -> None:
     """Trains a stage until its CPU seconds are used, and writes its state and learning curve.
 
+    A stage that was interrupted goes on from its last checkpoint, `<stage>.part.pt`.
     Raises RuntimeError if the loss is not finite.
     """
     stage = run.stage
@@ -307,7 +332,7 @@ def run_steps(run: Run, run_dir: Path) -> None:
         run.resume(torch.load(part, weights_only=True))
         lines = curve_path.read_text().splitlines(keepends=True)[: run.steps]
         curve_path.write_text("".join(lines))  # Steps after the checkpoint will be repeated.
-    torch.manual_seed(run.steps)
+    torch.manual_seed(run.steps)  # A continued stage draws other clips than before.
     source = Source(
         run.tok,
         stage.canvases,
@@ -330,7 +355,7 @@ def run_steps(run: Run, run_dir: Path) -> None:
                 raise RuntimeError(
                     f"{stage.name}: the loss is {float(loss.detach())} at step {run.steps}"
                 )
-            run.optimizer.step(_schedule(progress))
+            run.optimizer.step(_learning_rate_scale(progress))
             run.mean.update_parameters(run.model)
             run.steps += 1
             run.samples += len(batch.ids)
@@ -391,8 +416,8 @@ def _with_tower_of(tower: Any, decoder: Any) -> Any:
 def _starting_models(stage: Stage, run_dir: Path, pair: Path | None) -> tuple[Any, Any | None]:
     """Returns the model that a stage starts from, and its teacher or None.
 
-    With a `pair`, its models replace the results of the stages before `medium`, and those before
-    each draft's own stage.
+    With the folder of a `pair`, `medium` starts from the pair's target without the layers that
+    `large` added, and `naive` and `draft` start from the pair's drafts.
     """
     if stage.name == "probe":
         return create(stage.layers), None
@@ -404,14 +429,17 @@ def _starting_models(stage: Stage, run_dir: Path, pair: Path | None) -> tuple[An
         return grow(_load_mean_model(run_dir, "small", DRAFT_LAYERS), stage.layers), None
     if stage.name == "large":
         return grow(_load_mean_model(run_dir, "medium", MEDIUM_LAYERS), stage.layers), None
-    name, layers = ("large", TARGET_LAYERS)
-    before = {"early": "small", "naive": "early", "draft": "naive"}[stage.name]
+    # What follows are the stages of the drafts, which have a teacher and its tower.
+    teacher_stage, layers = ("large", TARGET_LAYERS)
     if stage.name == "early":
-        name, layers = ("medium", MEDIUM_LAYERS)
-    target = _load_mean_model(run_dir, name, layers).bfloat16().float().requires_grad_(False)
+        teacher_stage, layers = ("medium", MEDIUM_LAYERS)
+    teacher = _load_mean_model(run_dir, teacher_stage, layers)
+    # The pair's files have bfloat16, so the draft learns from a target that was rounded to it.
+    teacher = teacher.bfloat16().float().requires_grad_(False)
     if pair is not None:
-        return _with_tower_of(target, build.load(pair / DRAFT_FOLDERS[stage.name])), target
-    return _with_tower_of(target, _load_mean_model(run_dir, before, DRAFT_LAYERS)), target
+        return _with_tower_of(teacher, build.load(pair / DRAFT_FOLDERS[stage.name])), teacher
+    before = {"early": "small", "naive": "early", "draft": "naive"}[stage.name]
+    return _with_tower_of(teacher, _load_mean_model(run_dir, before, DRAFT_LAYERS)), teacher
 
 
 def train(
@@ -441,6 +469,7 @@ def train(
         log.info("%s: %.0f CPU seconds", stage.name, stage.cpu_s)
         model, teacher = _starting_models(stage, run_dir, pair)
         run = PairRun(stage, model, teacher, proc.tokenizer)
+        # The probes go on from the stage before, unless that was skipped.
         before = {"small": "probe", "medium": "small", "large": "medium"}.get(stage.name)
         run.trains_head_first = stage.name == "medium" and pair is not None
         if before is not None and not run.trains_head_first:
@@ -458,24 +487,26 @@ def load_or_make_processor(run_dir: Path, pair: Path | None = None) -> Qwen2_5_V
 
 
 def export(run_dir: Path, out: Path) -> None:
-    """Writes `target`, `draft-naive` and `draft` from the last stages that the run has reached.
+    """Writes the folders of `target`, `draft-naive` and `draft` from the latest stages of the run.
 
     Raises FileNotFoundError if a model has no stage yet.
     """
     proc = load_or_make_processor(run_dir)
 
-    def furthest(*names: tuple[str, int]) -> Any:
-        for name, layers in names:
+    def load_first_reached(*stages: tuple[str, int]) -> Any:
+        """Returns the model of the first of these stages that the run has begun: (name, layers)."""
+        for name, layers in stages:
             if any((run_dir / f"{name}{end}").exists() for end in (".pt", ".part.pt")):
                 return _load_mean_model(run_dir, name, layers)
-        raise FileNotFoundError(f"no weights of {[n for n, _ in names]} in {run_dir}")
+        raise FileNotFoundError(f"no weights of {[name for name, _ in stages]} in {run_dir}")
 
     small = ("small", DRAFT_LAYERS)
-    target = furthest(("large", TARGET_LAYERS), ("medium", MEDIUM_LAYERS), small)
+    target = load_first_reached(("large", TARGET_LAYERS), ("medium", MEDIUM_LAYERS), small)
     if target.config.text_config.num_hidden_layers < TARGET_LAYERS:
         target = grow(target, TARGET_LAYERS)
-    before = (("naive", DRAFT_LAYERS), ("early", DRAFT_LAYERS), small)
-    naive, draft = furthest(*before), furthest(("draft", DRAFT_LAYERS), *before)
+    draft_stages = (("naive", DRAFT_LAYERS), ("early", DRAFT_LAYERS), small)
+    naive = load_first_reached(*draft_stages)
+    draft = load_first_reached(("draft", DRAFT_LAYERS), *draft_stages)
     build.save(target, proc, out / "target")
     build.save(_with_tower_of(target, naive), proc, out / "draft-naive")
     build.save(_with_tower_of(target, draft), proc, out / "draft")

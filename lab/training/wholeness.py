@@ -1,8 +1,10 @@
 """Decides whether an answer is a whole description: no sentence breaks off or is out of order.
 
 A sentence's form is what remains when colours, shapes, sizes, places, numbers, motions and times
-are replaced by their kinds. A description is whole if it begins, continues and ends with forms in
-an order that true descriptions have. It may still be wrong about the video.
+are replaced by their kinds: "a red circle in the centre" becomes "a COLOUR SHAPE in the PLACE". A
+description is whole if every sentence follows one of a form that it also follows in some true
+description; the first and the last sentence need a form that true descriptions begin or end with.
+The description may still be wrong about the video.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from saccade.world.scenes import CELLS, COLORS, SHAPES, TEXTURES, scene
 
 TRUE_SCENES = 6000  # Scenes whose true descriptions are the reference.
 Step = tuple[str, str]
-"""The forms of a sentence and of the next; "" is before the first and after the last."""
+"""The forms of a sentence and of the next; "" for the beginning and the end of the text."""
 
 
 def _any(words: Iterator[str] | tuple[str, ...]) -> str:
@@ -25,6 +27,7 @@ def _any(words: Iterator[str] | tuple[str, ...]) -> str:
 
 
 _ROW = "(?:top|middle|bottom)"
+# (pattern, what replaces it), applied in this order: later patterns contain earlier replacements.
 _FORMS = (
     (_any(CELLS), "PLACE"),
     (_any(COLORS), "COLOUR"),
@@ -44,7 +47,10 @@ _RULES = tuple((re.compile(pattern, re.IGNORECASE), form) for pattern, form in _
 
 
 def sentence_steps(text: str) -> Iterator[Step]:
-    """Yields the form of each sentence of a text, with that of the next."""
+    """Yields the steps of a text: the form of each sentence, with that of the next.
+
+    The first step is from the text's beginning to its first sentence, and the last to its end.
+    """
     for rule, form in _RULES:
         text = rule.sub(form, text)
     return pairwise(["", *re.split(r"(?<=\.) ", text), ""])
