@@ -9,6 +9,7 @@ it. Claims that need a draft model are judged by ``draft_model``.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from lab.claims import draft_model, sparse_to_dense, specvlm
@@ -145,24 +146,25 @@ def decoding_speed(row: Row) -> float:
 
 
 def judge_fewer_keys(results: StoredResults) -> Finding:
-    """Judges Sec. 3.3's condition on documents: alpha > K / prompt tokens + 1 / gamma.
+    """Judges Sec. 3.3's condition on documents: alpha > (K + m_t) / (m_v + m_t) + 1 / gamma.
 
-    K, "kept", is the number of the document's tokens that the draft attends to. The few tokens of
-    text beside the document are not added to it.
+    K, "kept", is the number of the document's tokens that the draft attends to. The document has
+    m_v tokens, and the text beside it has m_t. The rows have their sum; m_v follows from the share
+    of the document's tokens that is kept, up to the rounding of K.
     """
     unit = sparse_to_dense.KEYS
+
+    def margin(row: Row, keep: float) -> float:
+        text_tokens = row["prompt_tokens"] - row["kept"] / keep
+        share_of_keys = (row["kept"] + text_tokens) / row["prompt_tokens"]
+        return float(row["accepted"] - share_of_keys - 1 / GAMMA)
+
     comparisons = [
         alone(
             f"{keep:g} kept",
             DOCUMENTS,
             unit,
-            [
-                *_values(
-                    results,
-                    f"std/keep={keep}",
-                    lambda row: row["accepted"] - row["kept"] / row["prompt_tokens"] - 1 / GAMMA,
-                ).values()
-            ],
+            [*_values(results, f"std/keep={keep}", partial(margin, keep=keep)).values()],
         )
         for keep in KEEPS
     ]

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lab.commands.output_files import check_folder_of
 from saccade.cli.terminal import Threads, Verbose, out, prepare, status
 from saccade.core.errors import ModelError, OptionError
 
@@ -70,8 +71,7 @@ def hybrid(
         raise ModelError(
             f"{folder} has no trained hybrid pair; `python -m lab train-hybrid {folder}` makes one"
         )
-    if not path.parent.is_dir():
-        raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
+    check_folder_of(path)
     from lab.machine import describe_machine
     from lab.real.answers import format_facts
     from lab.studies import hybrid as study

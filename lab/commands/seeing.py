@@ -14,8 +14,9 @@ from typing import Annotated
 
 import typer
 
+from lab.commands.output_files import check_folder_of
 from saccade.cli.terminal import Threads, Verbose, out, prepare, status
-from saccade.core.errors import ModelError, OptionError
+from saccade.core.errors import ModelError
 
 app = typer.Typer(help="A language model that learns to see drawn clips.", no_args_is_help=True)
 RunDir = Annotated[
@@ -67,7 +68,8 @@ def judge(
     run_dir: RunDir = RUN_DIR,
     clips: Annotated[int, typer.Option(min=1, help="Of 512 visual tokens.")] = 20,
     timed: Annotated[
-        int, typer.Option(help="Only time this many clips; the machine must be otherwise idle.")
+        int,
+        typer.Option(min=0, help="Only time this many clips; the machine must be otherwise idle."),
     ] = 0,
     together: Annotated[int, typer.Option(min=1, help="Clips that share forwards.")] = 4,
     path: Annotated[
@@ -84,8 +86,7 @@ def judge(
     from lab.training import adapted_llama
     from saccade.inputs import load, real_weights
 
-    if not path.parent.is_dir():
-        raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
+    check_folder_of(path)
     adapter = run_dir / adapted_llama.ADAPTER_FILE
     if not adapter.is_file():
         raise ModelError(

@@ -16,10 +16,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from lab.commands.output_files import check_folder_of
 from saccade.cli import command_options, run_setup
 from saccade.cli.run_setup import split_names
 from saccade.cli.terminal import Json, Threads, Verbose, out, prepare, status
-from saccade.core.errors import OptionError
 
 
 def speed(
@@ -39,8 +39,7 @@ def speed(
     from lab import speed as measured
 
     parts = measured.parts_named(split_names(only or ""))
-    if path is not None and not path.parent.is_dir():
-        raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
+    check_folder_of(path)
 
     def write_results(results: Mapping[str, Any]) -> None:
         if path is not None:
