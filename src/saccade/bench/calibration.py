@@ -412,7 +412,8 @@ def search(
             if different:
                 raise MethodError(
                     f"{different[0]} wrote other tokens than plain decoding on video {video + 1}: "
-                    "a bug in float32, rounding in lower precision (try --dtype float32)"
+                    "in float32 that is a bug, and in lower precision it may be rounding "
+                    "(try --dtype float32)"
                 )
             if name == START_STAGE:
                 # This stage has one video, so methods without time for a run are left out. At any

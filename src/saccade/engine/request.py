@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Integral
 from typing import Any, Protocol, Unpack, runtime_checkable
 
 import numpy as np
@@ -516,7 +517,7 @@ def _with_documents(inputs: Inputs, context: Any, draft_inputs: Inputs | None) -
             places = real[row].nonzero().squeeze(-1)
             if not spans and len(ids) > 1:
                 continue  # This request of a batch has no document.
-            for start, stop in [spans] if isinstance(spans[0], int) else spans:
+            for start, stop in [spans] if isinstance(spans[0], Integral) else spans:
                 if not 0 <= start < stop <= len(places):
                     raise OptionError(
                         f"context=({start}, {stop}) is not within the prompt's {len(places)} tokens"

@@ -237,10 +237,10 @@ def question_inputs(
         turns.append({"role": "user", "content": [{"type": "text", "text": earlier_question}]})
         turns.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})
     turns.append({"role": "user", "content": [{"type": "text", "text": question}]})
-    # The media belong to the first question, which is an earlier one where there are any.
-    turns[0]["content"] = [*media_parts, *turns[0]["content"]] if parts is None else [*parts]
     if last is not None:
         turns[-1]["content"] = [*last]
+    # The media belong to the first question, which is an earlier one where there are any.
+    turns[0]["content"] = [*media_parts, *turns[0]["content"]] if parts is None else [*parts]
     if system is not None:
         turns.insert(0, system_turn(system))
     return conversation_inputs(name, processor, turns, clips, images)

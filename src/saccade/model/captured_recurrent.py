@@ -9,12 +9,12 @@ state compute by :class:`StaticRows`, whose inputs and outputs stay at their add
 in a Gated DeltaNet also a *memory*. The *update* of a row is how the row would change the state if
 it were committed: its input of the convolution, and what it writes to the memory.
 
-All rows of a request are one tree that starts at its committed state: first the rows that are
-committed by the forward itself, one after the other, then the drafted nodes. Between the state and
-these rows may be earlier nodes of the tree, which other forwards have scored. So one size serves
-plain decoding, chains and trees. A forward reads the committed state and never changes it. It
-leaves behind the state after its committed rows, and the updates of all new nodes, which ``commit``
-applies.
+The rows of a request in a forward are one tree that starts at its committed state. First come the
+rows that the forward itself commits, one after the other, and then the drafted nodes. A forward
+that commits no rows may also continue nodes that earlier forwards have scored: they stand between
+the state and its rows. So one size serves plain decoding, chains and trees. A forward reads the
+committed state and never changes it. It leaves behind the state after its committed rows, and the
+updates of all new nodes, which ``commit`` applies.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ CAPTURABLE_MODEL_TYPES = ("qwen3_5_text", "lfm2")
 # The most requests of a captured forward. The states of more would take gigabytes, because they are
 # stored twice: in caches and here.
 MAX_REQUESTS = 4
-EARLIER_SIZES = (0, 16, 128)  # How many nodes of each request's tree may have been scored before.
+# A captured forward has room for one of these numbers of earlier nodes of each request's tree.
+EARLIER_SIZES = (0, 16, 128)
 SOLVED_TOGETHER = 8  # This many rows of a triangular system are solved at once.
 PROBED_NODES = 2  # How many earlier nodes there are when a size with room for them is tried.
 
@@ -107,7 +108,7 @@ def can_be_captured(backbone: Backbone) -> bool:
 class RecurrentSize(Size):
     """The size of a captured forward of a model with states."""
 
-    earlier: int = 0  # Of each request: how many nodes may have been scored before, at most.
+    earlier: int = 0  # For how many earlier nodes of each request it has room.
 
 
 class StaticStates:
@@ -511,12 +512,14 @@ class RecurrentGraphs(CudaGraphs):
         of an ordinary one, to rounding."""
         depth = min(CHECKED_LAYERS, self._backbone.layer_count)
         rows = probe.rows(size, self._backbone.embedding_count, kind.may_branch)
-        with written_hidden_states(rows.segments, depth, self._backbone) as states:
-            # The inputs are still those of the trial.
+        # Each segment has a recorder. A forward writes to it what the first ``depth`` layers have
+        # computed for the segment's rows.
+        with written_hidden_states(rows.segments, depth, self._backbone) as recorders:
+            # The static inputs are still those of the forward that was just tried.
             self._hidden_states(kind, self._inputs[size], rows.segments)
-            captured = [each.written for each in states]
+            captured = [each.written for each in recorders]
             probe.ordinary(rows)
-            ordinary = [each.written for each in states]
+            ordinary = [each.written for each in recorders]
         limit = MAX_ROUNDING_DIFFERENCE[self._backbone.dtype]
         return all(
             captured_hidden is not None

@@ -23,10 +23,10 @@ SPARE_SHARE = 0.05  # Free memory left for what is not counted: activations, the
 class PeakMemory:
     """Measures the most memory used since it was made, above what was in use then.
 
-    On GPUs it is what torch allocated, over all of ``devices``. Elsewhere it is the resident size
-    of this process, on Linux only. That size is coarse: it includes whatever else the process does
-    meanwhile, and it is 0 where memory that was freed before is used again. Use one at a time,
-    because each new one restarts the peak.
+    On GPUs it is what torch allocated, over all of ``devices``. Elsewhere it is how much the
+    resident size of this process grew, on Linux only. That growth is coarse: it includes whatever
+    else the process does meanwhile, and it is 0 where only memory is used that was freed before and
+    that the process still has. Use one at a time, because each new one restarts the peak.
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:

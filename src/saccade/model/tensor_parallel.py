@@ -44,13 +44,14 @@ class HeadShares:
     count: int
 
     def gather_heads(
-        self, local_values: Float[Tensor, "layer local_head seen"]
-    ) -> Float[Tensor, "layer kv_head seen"]:
-        """Returns the values of all key heads, gathered from every process."""
+        self, local_attention: Float[Tensor, "layer local_head visual"]
+    ) -> Float[Tensor, "layer kv_head visual"]:
+        """Returns the attention of all key heads to the visual tokens, gathered from every
+        process."""
         if self.count == 1:
-            return local_values
-        parts = [torch.empty_like(local_values) for _ in range(self.count)]
-        dist.all_gather(parts, local_values.contiguous())
+            return local_attention
+        parts = [torch.empty_like(local_attention) for _ in range(self.count)]
+        dist.all_gather(parts, local_attention.contiguous())
         return torch.cat(parts, 1)
 
     def own_heads(self, chosen: Int[Tensor, "layer kv_head kept"]) -> Int[Tensor, "layer own kept"]:
@@ -126,7 +127,8 @@ def disconnect() -> None:
 
 
 def agree_on_drafts(schedule: Schedule) -> Schedule:
-    """Returns a serial schedule that uses rank 0's drafts and verdicts in every process."""
+    """Returns a serial schedule in which every process uses rank 0's drafts, and ends answers where
+    rank 0 does. Each process makes its own verdicts, which must be equal (:func:`agree_on_cut`)."""
 
     def run(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
         agreed_draft = cast(Drafter, _AgreedDraft(draft))

@@ -470,7 +470,8 @@ class CompletionRequest(RequestFields, ABC):
         """The sampling rules by `GenerationConfig`'s names.
 
         A rule that is None or left out has the model's own default. A request with a temperature,
-        ``top_p``, ``top_k`` or ``min_p`` is sampled, except at temperature 0.
+        ``top_p``, ``top_k`` or ``min_p`` is sampled, except at temperature 0. Its temperature is 1
+        where it names none.
         """
         rules: dict[str, Any] = {
             "repetition_penalty": self.repetition_penalty,

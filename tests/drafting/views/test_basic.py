@@ -96,13 +96,15 @@ def test_what_is_affordable_of_a_text_has_no_holes(prefill, keep):
     assert abs(int(chosen[~whole.document_rows].sum()) - len(alone)) <= 1
 
 
-def test_of_many_short_documents_one_token_is_kept():
-    """Claim: a budget of one token keeps one, also where the share of each document is less than
-    half a token. Fails if every document rounds to nothing."""
-    (text,) = backbone(qwen25()).prompts({"input_ids": torch.tensor([[5, 6, 7, 8, 9]])})
-    whole = with_documents(text, torch.tensor([False, True, False, True, False]))
-    assert whole.visual_tokens == 2
-    assert basic.scattered_or_first(whole, None, 1).tolist() == [0]
+def test_of_many_short_documents_as_many_tokens_are_kept_as_the_budget_says():
+    """Claim: the parts of several short documents add up to the budget. Fails if the part of each
+    is rounded by itself, which keeps none or too many."""
+    (text,) = backbone(qwen25()).prompts({"input_ids": torch.arange(5, 29)[None]})
+    # Six documents of three tokens, each after a token of text.
+    whole = with_documents(text, torch.arange(24) % 4 > 0)
+    assert whole.visual_tokens == 18
+    for budget in range(1, 19):
+        assert len(basic.scattered_or_first(whole, None, budget)) == budget
 
 
 @pytest.mark.parametrize("keep", [0.5, 0.25, 0.1])

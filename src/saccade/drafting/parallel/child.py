@@ -124,6 +124,7 @@ class JobRunner:
         if inputs is not None:
             self._prompts = self._backbone.prompts(
                 inputs,
+                # Some views read visual rows that were averaged in blocks before the projector.
                 with_averaged_rows=Capability.AVERAGES_BEFORE_PROJECTOR in self._job.view.needs,
             )
         else:
@@ -193,8 +194,11 @@ class JobRunner:
             self._drafts[request].limit = limit
 
     def commit(self, commits: Mapping[int, tuple[Sequence[int], int | None]]) -> None:
-        """Commits each request's emitted tokens. Each comes with the number of drafted tokens that
-        are judged next, or with None after a rejection, which drops the draft."""
+        """Commits each request's emitted tokens.
+
+        ``commits`` has for each request these tokens, and how many drafted tokens are judged next,
+        whether they are drafted yet or not. None in place of that number drops the draft.
+        """
         for request, (tokens, next_count) in commits.items():
             draft = self._drafts[request]
             self._session.commit({request: tokens})

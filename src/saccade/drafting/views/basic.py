@@ -78,9 +78,9 @@ class Pruned(EarlyView):
 
     ``positions``: "original" leaves each token's position as it was; "repacked" counts the tokens
     that stay from 0, with one number on every axis. ``early`` is what a draft that runs in parallel
-    with the target reads before the target's prefill has ended: nothing ("wait"), twice the budget
-    by the part of the saliency that needs no attention of the target ("superset"), or everything
-    ("all").
+    with the target reads before the target's prefill has ended. "wait" is nothing, and "all" is
+    every token. "superset" is twice the budget: the most salient tokens, by the part of the
+    saliency that needs no attention of the target.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Pruned(EarlyView):
     measure: Measure = saliency.attention_over_all_keys
     refresh: Refresh | None = None  # If given, tokens are chosen again during the answer.
     early: Early = "wait"
-    rounding: saliency.Rounding = "nearest"  # How keep x tokens becomes a whole number of tokens.
+    rounding: saliency.Rounding = "nearest"  # How ``keep`` times the number of tokens is rounded.
     images: float | None = None  # The share of images' tokens to keep; None keeps ``keep`` of them.
 
     def __post_init__(self) -> None:
@@ -400,11 +400,15 @@ def scattered_or_first(
     picture_tokens = rows[~is_document]
     picture_budget = round(share * len(picture_tokens))
     kept = [picture_tokens[_scatter(len(picture_tokens), picture_budget)]]
+    # The running sum is rounded, and not each document's part, so that the parts add up to the
+    # budget however short the documents are.
+    seen_tokens, spent_budget = len(picture_tokens), picture_budget
     for number in media[is_document].unique().tolist():
         document_tokens = rows[media == number]
-        kept.append(document_tokens[: round(share * len(document_tokens))])
-    if not any(map(len, kept)):  # Many short documents may each round to nothing.
-        return rows[:budget].to(prompt.visual.device)
+        seen_tokens += len(document_tokens)
+        document_budget = round(share * seen_tokens) - spent_budget
+        spent_budget += document_budget
+        kept.append(document_tokens[:document_budget])
     return torch.cat(kept).sort().values.to(prompt.visual.device)
 
 
