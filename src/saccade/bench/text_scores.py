@@ -21,7 +21,8 @@ CHUNK_PENALTY_EXPONENT = 3.0
 # What must follow a letter that may also be a word, such as "a": punctuation or the end of a line,
 # as in "a)".
 _END_OF_OPTION = r"(?:[).:,]|\s*$|\s*\n)"
-# What must follow any other letter. It must not begin a longer word, such as "B's" or "X-ray".
+# What must follow a capital that needs no punctuation after it. The capital must not begin a longer
+# word, such as "B's" or "X-ray".
 _END_OF_WORD = r"\b(?!['’]|-\w)"
 ENGLISH_ENDINGS = ("ing", "edly", "ed", "es", "ly", "s")
 

@@ -411,8 +411,8 @@ class Backbone:
                 the last token of its own text.
             row_arguments: what the language model reads of each row besides its embedding
                 (``families.ROW_ARGUMENTS``).
-            mixer_rows: the rows as recurrent layers read and write them; by default with the states
-                of the step's requests.
+            mixer_rows: the object through which recurrent layers read and write their states for
+                these rows. By default it uses the states in the caches of the step's requests.
         """
         refuse_autocast(self.device)
         writer = HiddenStateWriter(step.segments)
@@ -484,8 +484,10 @@ class Backbone:
     def _run_mixers(
         self, segments: Sequence[Segment], rows: MixerRows | None = None
     ) -> Iterator[None]:
-        """While this lasts the layers that have a state read and write ``rows``; without them, the
-        states of the segments' requests."""
+        """While this lasts, recurrent layers read and write their states through ``rows``. If that
+        is None, they use the states of the segments' requests. If there are no segments either,
+        they return zeros, which is enough for :meth:`_find_head_shapes`.
+        """
         if not self.mixers:
             yield
             return
@@ -614,7 +616,7 @@ class Backbone:
 
     def window_bytes(self, tokens: int, forward_rows: int) -> int:
         """Returns the bytes that a request of so many tokens takes at most in the layers that evict
-        the keys behind their window (see :meth:`cache`).
+        the keys behind their window (see :meth:`new_cache`).
 
         They include the copies of windows that the cache keeps so that it can be cut back to them.
         """
@@ -648,9 +650,9 @@ class Backbone:
         mixers = self.mixers.values()
         # A state has the last inputs of a convolution (its window), and in Gated DeltaNet also a
         # memory, which is in fp32.
-        window_bytes = sum(mixer.window_numbers for mixer in mixers) * self.dtype.itemsize
+        convolution_bytes = sum(mixer.window_numbers for mixer in mixers) * self.dtype.itemsize
         memory_bytes = sum(mixer.memory_numbers for mixer in mixers) * torch.float32.itemsize
-        return (window_bytes + memory_bytes) * recurrent.STATES_PER_REQUEST
+        return (convolution_bytes + memory_bytes) * recurrent.STATES_PER_REQUEST
 
     def new_cache(self, capacity: int, forward_rows: int | None = None) -> Cache:
         """Returns an empty cache for a request, whose tensors are where each layer is.
@@ -767,7 +769,7 @@ class Backbone:
 
     @torch.no_grad()
     def embed_missing_rows(self, prompt: Prompt) -> Prompt:
-        """Returns the prompt with embeddings in those rows for which a view has only set ids
+        """Returns the prompt with the embeddings of those rows for which a view has given ids alone
         (``Reading.ids_to_embed``)."""
         ids = prompt.reading.ids_to_embed
         if ids is None:
@@ -852,9 +854,10 @@ def state_rows(segment: Segment) -> StateRows:
     assert states is not None
     committed, scored = segment.committed_rows, segment.scored_nodes
     new = segment.stop - segment.start - committed
-    # Each new node has a row that marks the nodes on its path, itself included. The columns are the
-    # nodes that earlier forwards scored, then the new nodes. Without a ``recent_mask`` the tree is
-    # a chain, so a new node's path has all earlier nodes and the new ones up to itself.
+    # Each row of ``ancestors`` is a new node's, and marks the nodes on its path, itself included.
+    # The columns are the nodes that earlier forwards scored, then the new nodes. Without a
+    # ``recent_mask`` the tree is a chain, so a new node's path has all earlier nodes and the new
+    # ones up to itself.
     if segment.recent_mask is None:
         ancestors = torch.ones(new, scored + new, dtype=torch.bool).tril_(scored)
     else:
@@ -943,7 +946,8 @@ AttentionInterface.register(ATTENTION_NAME, _step_attention)
 def device_of(module: nn.Module) -> torch.device:
     """Returns the device where a module computes.
 
-    Where its weights are stored elsewhere and fetched, that is the device accelerate moves them to.
+    accelerate may store a module's weights elsewhere and fetch them when it runs. Then this is the
+    device that they are fetched to.
     """
     hook = vars(module).get("_hf_hook")
     if hook is not None and hook.execution_device is not None:

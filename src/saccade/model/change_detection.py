@@ -267,9 +267,9 @@ _version = attrgetter("_version")  # For tensors whose writes are counted; see `
 def version_of(tensor: Tensor) -> int | None:
     """Returns how often a tensor was written to, as torch counts.
 
-    Returns None for a tensor that was made in inference mode, whose writes are not counted. Reading
-    its version raises, and ``is_inference`` cannot tell, because it is False for a parameter made
-    there.
+    Returns None for a tensor that was made in inference mode, whose writes are not counted. Such
+    tensors are found by reading their version, which raises. ``is_inference`` does not find all of
+    them: it is False for a parameter that was made there and converted outside, as by ``.to``.
     """
     try:
         return tensor._version
@@ -366,7 +366,10 @@ def settings(owner: object, leave_out: str = "") -> tuple[tuple[str, Setting], .
 
 
 def _identity(tensor: Tensor) -> tuple[Any, ...]:
-    """Returns what differs if a weight was replaced or, where torch counts writes, written to."""
+    """Returns values of a weight that change when it is replaced.
+
+    For a plain tensor whose writes torch counts, they also change when it is written to.
+    """
     if not _has_own_memory(tensor):
         return id(tensor), type(tensor.data), tensor.shape
     return tensor.data_ptr(), version_of(tensor), tensor.dtype, tensor.shape

@@ -21,6 +21,7 @@ from saccade.serve.queue import busy_error
 
 DISCARD_SECONDS = 2.0  # Seconds for which the rest of an oversized body is read and discarded.
 MIN_CUT_BYTES = 1 << 16  # A shorter data: URL is left in the text.
+UNESCAPE_BYTES = 1 << 16  # So much of a URL is unescaped at once.
 MAX_TEXT_BYTES = 32 << 20  # The most text that a body may have besides the URLs that are cut out.
 DATA_URL = re.compile(rb'"(?:image_|video_)?url"\s*:\s*"((?i:data):)')
 NON_SPACE = re.compile(rb"[^ ]")
@@ -159,7 +160,7 @@ def _unescape(body: bytearray, start: int, end: int) -> bool:
     read = written = start
     is_plain = True
     while read < end and is_plain:
-        stop = min(read + MIN_CUT_BYTES, end)
+        stop = min(read + UNESCAPE_BYTES, end)
         # The longest escape has 6 bytes. One that begins in the last 5 bytes of the piece might be
         # cut in two, so the piece ends before it.
         last_escape = body.rfind(b"\\", stop - 5, stop)

@@ -24,9 +24,12 @@ from torch import Tensor
 
 log = logging.getLogger("vllm.saccade")
 
-AttentionMass = tuple[Float[Tensor, "layer kv_head seen"], Float[Tensor, "layer kv_head seen"]]
-"""The attention of the text after the last visual token to each visual key, twice: ``mass`` with
-the softmax over all keys, and ``relevance`` with the softmax over the visual keys alone."""
+AttentionMass = tuple[Float[Tensor, "layer kv_head visual"], Float[Tensor, "layer kv_head visual"]]
+"""How much the text that follows the last visual token attends to each visual token, in two ways.
+
+The first is ``mass``, with the softmax over all keys. The second is ``relevance``, with the softmax
+over the visual keys alone. Both are means over the rows of that text and over the query heads of a
+KV head."""
 
 
 @dataclass
@@ -37,11 +40,11 @@ class _PromptAttention:
     complete once all chunks were added, see ``AttentionMass``.
     """
 
-    visual_rows: Tensor  # [seen]: the rows of the visual tokens.
+    visual_rows: Tensor  # [visual]: the rows of the visual tokens.
     text_start: int  # The first row after the last visual one.
     length: int  # Of the whole prompt, in rows.
-    mass: Tensor  # [layer, kv_head, seen]
-    relevance: Tensor  # [layer, kv_head, seen]
+    mass: Tensor  # [layer, kv_head, visual]
+    relevance: Tensor  # [layer, kv_head, visual]
     keys: list[list[Tensor]]  # For each layer the keys of the chunks so far.
     key_bytes: int  # The bytes of the keys of the whole prompt, over all layers.
     position: int = 0  # How many rows all layers have recorded.

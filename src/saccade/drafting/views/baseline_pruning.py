@@ -153,11 +153,11 @@ class Merged(View):
 class Pooled(View):
     """TABED's P: 2x2 average pooling of each frame; blocks at the edges have fewer members.
 
-    With ``before_projector`` the rows are pooled *before* the projector, as in the paper, and
-    positions count from 0. Without it, or where a prompt has no such rows (Qwen's merger joins 2x2
-    patches there already), the language model's rows are pooled *after* the projector, and each has
-    the position of its block's top-left member. Tokens whose grid has a single row are pooled in
-    pairs.
+    With ``before_projector`` the rows are pooled *before* the projector, as in the paper. All rows
+    of the prompt, text included, are then at the positions 0, 1, 2 and so on. Without it, or where
+    a prompt has no such rows (Qwen's merger joins 2x2 patches there already), the language model's
+    rows are pooled *after* the projector, and each has the position of its block's top-left member.
+    Tokens whose grid has a single row are pooled in pairs.
     """
 
     keep: ClassVar[float] = 0.25  # approximately, since smaller blocks at the edges leave more

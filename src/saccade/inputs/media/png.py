@@ -73,7 +73,7 @@ def _text_size(file: Any, kind: bytes, length: int) -> int:
     try:
         return len(zlib.decompressobj().decompress(packed, max_size + 1))
     except zlib.error:
-        return 0
+        return 0  # Pillow does not refuse a file for a text that cannot be decompressed.
 
 
 def _copy_without(file: Any, dropped: list[tuple[int, int]]) -> io.BytesIO:

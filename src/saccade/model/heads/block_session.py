@@ -68,8 +68,8 @@ class BlockSession(HeadSession):
             levels = [*request.block_logits]
             missing = max(depths, default=0) + 1 - len(levels)
             if missing > 0:
-                # Equal logits for all ids that may be drafted: `_keep_draftable_ids` leaves those
-                # that draft and target share, and gives banned ones -inf.
+                # All ids that may be drafted get equal logits, and `_keep_draftable_ids` gives
+                # banned ids -inf.
                 uniform = self._keep_draftable_ids(torch.zeros_like(levels[0])[None])[0]
                 levels += [uniform] * missing
             request.node_logits = [levels[depth] for depth in depths]

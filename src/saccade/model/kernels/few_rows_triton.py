@@ -52,10 +52,11 @@ def key_block(head_dim: int, itemsize: int) -> int:
 
 
 def splits_for(programs: int, processors: int) -> int:
-    """Returns into how many splits the keys are cut, if there are ``programs`` for each split.
+    """Returns into how many splits each request's keys are cut.
 
-    The number gives each of the GPU's ``processors`` (SMs) about one program. More programs read
-    keys no faster on an H100, and more splits take longer to add up. It is a power of two, as
+    ``programs`` is how many programs all requests together would have if keys were not cut. The
+    number of splits gives each of the GPU's ``processors`` (SMs) about one program. More programs
+    read keys no faster on an H100, and more splits take longer to add up. It is a power of two, as
     ``tl.arange`` needs.
     """
     splits = max(1, processors // max(1, programs))
@@ -75,7 +76,7 @@ def stages_for(shared_memory: int) -> int:
 @triton.jit
 def _add_keys(
     mixed, top, total, query, keys, values, mask_rows, start, seen_by_all, end, scale, soft_cap,
-    is_row, is_inside, dims,
+    is_real, is_inside, dims,
     MASKED: tl.constexpr, SOFT_CAP: tl.constexpr, HEAD_DIM: tl.constexpr,
     KEY_BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -85,7 +86,7 @@ def _add_keys(
     The state of each query is ``mixed``, the sum of the values by their weights, ``top``, the
     largest logit in base 2, and ``total``, the sum of the weights. The block has the keys from
     ``start`` on, but none from ``end`` on. ``mask_rows`` points to each query's row of the mask.
-    ``is_row`` is false for queries that only pad their block, and ``is_inside`` for numbers that
+    ``is_real`` is false for queries that only pad their block, and ``is_inside`` for numbers that
     only pad a head. Without ``MASKED`` the block must be whole, and every query sees all of it.
     With ``WIDE`` products are in float32, because the interpreter multiplies bfloat16 wrongly.
     """
@@ -106,14 +107,14 @@ def _add_keys(
         logits = soft_cap * (2 * tl.sigmoid(2 * logits / soft_cap) - 1)
     logits *= LOG2_E
     if MASKED:
-        is_masked = is_key & (key >= seen_by_all)  # The keys that have a column in the mask.
+        has_mask_column = is_key & (key >= seen_by_all)  # The keys that have a column in the mask.
         allowed = tl.load(
             mask_rows[:, None] + (key - seen_by_all)[None, :],
-            mask=is_row[:, None] & is_masked[None, :],
+            mask=is_real[:, None] & has_mask_column[None, :],
             other=0,
         )
         visible = (allowed != 0) | (key < seen_by_all)[None, :]
-        visible = visible & is_key[None, :] & is_row[:, None]
+        visible = visible & is_key[None, :] & is_real[:, None]
         logits = tl.where(visible, logits, float("-inf"))
         # A key that no row sees may be NaN, and 0 x NaN is NaN.
         is_used = tl.max(visible.to(tl.int32), 0) > 0
@@ -152,28 +153,28 @@ def _attend_to_split(
     kv_head = tl.program_id(1) % KV_HEADS
     block = tl.program_id(1) // KV_HEADS
     request, requests = tl.program_id(2), tl.num_programs(2)
-    first_row = tl.load(caches + request)
+    first_pool_row = tl.load(caches + request)  # Where the request's keys begin.
     capacity = tl.load(caches + requests + request)
     seen_by_all = tl.load(caches + 2 * requests + request).to(tl.int32)
     # The mask is equally wide for all requests, so it may go on beyond a cache.
     all_keys = tl.minimum(seen_by_all + tail, capacity.to(tl.int32))
     # The offset is a multiple of a constant, so the compiler knows its alignment and reads 16 bytes
     # at once. It would not know the alignment of a pointer that is loaded.
-    start_at = (first_row + kv_head * capacity) * HEAD_DIM
+    start_at = (first_pool_row + kv_head * capacity) * HEAD_DIM
     keys = key_buffer + start_at
     values = value_buffer + start_at
 
     # The heads of a group share their keys, so they are further queries of the same program. With
     # groups of 4 heads, queries 0 to 3 are the first row's, and 4 to 7 the second row's.
     number = block * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
-    is_row = number < rows_per_request * GROUP_SIZE
+    is_real = number < rows_per_request * GROUP_SIZE
     row = request * rows_per_request + number // GROUP_SIZE
     head = kv_head * GROUP_SIZE + number % GROUP_SIZE
     dims = tl.arange(0, PADDED)
     is_inside = dims < HEAD_DIM
     queries = tl.load(
         query + ((row * HEADS + head) * HEAD_DIM)[:, None] + dims[None, :],
-        mask=is_row[:, None] & is_inside[None, :],
+        mask=is_real[:, None] & is_inside[None, :],
         other=0.0,
     )
     if WIDE:
@@ -192,12 +193,12 @@ def _attend_to_split(
     for start in range(begin, plain_end, KEY_BLOCK):
         mixed, top, total = _add_keys(
             mixed, top, total, queries, keys, values, mask_rows, start, seen_by_all, end, scale,
-            soft_cap, is_row, is_inside, dims, False, SOFT_CAP, HEAD_DIM, KEY_BLOCK, WIDE,
+            soft_cap, is_real, is_inside, dims, False, SOFT_CAP, HEAD_DIM, KEY_BLOCK, WIDE,
         )  # fmt: skip
     for start in range(tl.maximum(begin, plain_end), end, KEY_BLOCK):
         mixed, top, total = _add_keys(
             mixed, top, total, queries, keys, values, mask_rows, start, seen_by_all, end, scale,
-            soft_cap, is_row, is_inside, dims, True, SOFT_CAP, HEAD_DIM, KEY_BLOCK, WIDE,
+            soft_cap, is_real, is_inside, dims, True, SOFT_CAP, HEAD_DIM, KEY_BLOCK, WIDE,
         )  # fmt: skip
 
     # Where the state of each query for this split is stored.
@@ -205,10 +206,10 @@ def _attend_to_split(
     tl.store(
         mixed_out + state_at[:, None] * HEAD_DIM + dims[None, :],
         mixed,
-        mask=is_row[:, None] & is_inside[None, :],
+        mask=is_real[:, None] & is_inside[None, :],
     )
-    tl.store(sums_out + 2 * state_at, top, mask=is_row)
-    tl.store(sums_out + 2 * state_at + 1, total, mask=is_row)
+    tl.store(sums_out + 2 * state_at, top, mask=is_real)
+    tl.store(sums_out + 2 * state_at + 1, total, mask=is_real)
 
 
 @triton.jit
@@ -299,14 +300,14 @@ def _rotate_and_write(
         tl.store(query_out + (row * HEADS + head) * HEAD_DIM + dims, numbers, mask=is_inside)
     else:
         request = row // rows_per_request
-        first_row = tl.load(caches + request)
+        first_pool_row = tl.load(caches + request)  # Where the request's keys begin.
         capacity = tl.load(caches + requests + request)
         place = tl.load(places + row)
         kv_head = (head - HEADS) % KV_HEADS
         buffer = key_buffer
         if is_value:
             buffer = value_buffer
-        at = (first_row + kv_head * capacity + place) * HEAD_DIM
+        at = (first_pool_row + kv_head * capacity + place) * HEAD_DIM
         tl.store(buffer + at + dims, numbers, mask=is_inside)
 
 

@@ -191,9 +191,10 @@ class TrainedHead(nn.Module):
     ) -> Iterator[Float[Tensor, "row dim"]]:
         """Yields the head's outputs step by step, for every token of a text but the last.
 
-        After step 0 only the rows from ``first`` on are computed. The first of them may have no row
-        before it to read, and a step later neither it nor the next one has a meaning. So in step s
-        up to s first rows mean nothing.
+        After step 0 only the rows from ``first`` on are computed. Each of them reads what the row
+        before it returned in the step before. Where that was not computed, the row reads zeros, and
+        what it returns means nothing. A step later the next row reads that, so it means nothing
+        either. So in step s up to s rows at the beginning mean nothing.
         """
         backbone, rotary, axes = self._unregistered
         count = len(ids) - 1  # The last token's row has no token after it.
@@ -262,7 +263,7 @@ def unrolled_mask(
     1]: of step 0 it sees rows 0 and 1, and of step 1 itself.
     """
     row = torch.arange(rows, device=device)
-    rows_back = row[:, None] - row  # How many rows before the query's the key's row is.
+    rows_back = row[:, None] - row  # How many rows each key is before the query.
     if step:
         rows_back = rows_back[first:]
     parts = [rows_back >= step]
