@@ -34,7 +34,12 @@ def test_exact_compares_words() -> None:
     + [("B, I think.", True), ("B\nOption A is wrong.", True), ("It is B because I saw it", True)]
     + [("I'd say B", True), ("A man, not B", True), ("A man is shown.", False)]
     + [("B because the ball in C is blue", True), ("B - not C", True), ("(C) not B", False)]
-    + [("B's box is C", False), ("X-ray, so B", True), ("T-shirt: it is B", True)]
+    + [
+        ("B's box is C", False),
+        ("X-ray, so B", True),
+        ("T-shirt: it is B", True),
+        ("The answer is X-ray, so (B)", True),
+    ]
     + [("B, not the X-ray", True), ("It is B, no X-ray", True)],
 )
 def test_the_letter_is_the_one_given_as_the_answer(answer: str, right: bool) -> None:

@@ -61,7 +61,7 @@ def _option_letter(answer: str) -> str | None:
     """Returns the capital of the option that an answer chooses; None where it chooses none."""
     # "A" and "I" are words too, so they are not among the capitals [B-HJ-Z].
     at_start = rf"\s*\(?(?:([B-HJ-Z]){_END_OF_WORD}|([A-Za-z]){_END_OF_OPTION})"
-    after_answer_is = rf"(?i:\banswer is):?\s+\(?(?:([A-Z])\b|([a-z]){_END_OF_OPTION})"
+    after_answer_is = rf"(?i:\banswer is):?\s+\(?(?:([A-Z]){_END_OF_WORD}|([a-z]){_END_OF_OPTION})"
     match = re.match(at_start, answer) or re.search(after_answer_is, answer)
     if match:
         return next(filter(None, match.groups())).upper()

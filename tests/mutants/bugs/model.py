@@ -279,7 +279,7 @@ BUGS = (
         find="self.head_shapes = self._find_head_shapes()",
         plant="""
             usual = HeadShape(self.kv_heads, self.head_dim, self.head_dim)
-            self.head_shapes = [usual] * self.layers
+            self.head_shapes = [usual] * self.key_layer_count
         """,
         tests=(
             "model/test_logits_and_rotations.py::"
