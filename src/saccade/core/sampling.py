@@ -225,8 +225,8 @@ class Scores:
     """A model's logits at the end of the committed text (row 0) and at each node (row i + 1).
 
     Shapes grow drafts by :meth:`logits`, :meth:`law`, :meth:`top` and :meth:`draw`, all of which
-    apply the request's rules. ``rows`` and :meth:`raw` are the model's own logits, for comparing
-    models.
+    apply the request's rules. ``rows`` and :meth:`raw_logits` are the model's own logits, for
+    comparing models.
     """
 
     tree: Tree
@@ -376,8 +376,9 @@ class Scores:
         ``law`` is the law to draw from, if the caller has it already. Every draw of a level of the
         tree has noise of its own, so siblings and cousins are drawn independently. The caller may
         not take a token back because of what was drawn: every draw must be judged (see ``Tree``).
-        The noise also depends on where this draft began. So a new draft is independent of tokens
-        that an earlier one drew after a rejected token.
+        An earlier draft may have drawn tokens at the same positions, after a token that was then
+        rejected. The noise also depends on where this draft began, so new draws are independent of
+        those.
         """
         law = self.law(node) if law is None else law
         assert law is not None, "a node that is drawn after has a row"

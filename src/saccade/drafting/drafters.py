@@ -333,8 +333,10 @@ class SessionDrafter(Drafter):
         self.session.start_turn(turns, rules)
 
     def start_growth(self, states: Mapping[int, State]) -> Growth | None:
+        # The caller grows these drafts together with those of other drafters over the same model.
+        # A class with a ``propose`` of its own grows its drafts in another way, and offers none.
         if type(self).propose is not SessionDrafter.propose:
-            return None  # This class overrides ``propose``, so it shares no forwards.
+            return None
         return Growth(self.session, self._drafts(states), self._scores)
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
@@ -350,7 +352,8 @@ class SessionDrafter(Drafter):
         }
 
     def _begin_round(self, requests: Iterable[int]) -> None:
-        """Forgets the scores of earlier drafts of these requests."""
+        """Forgets the scores of earlier drafts of these requests, and notes that the requests have
+        had a round in this turn."""
         for request in requests:
             self._scores.pop(request, None)
             self._has_drafted.add(request)
@@ -435,8 +438,9 @@ class ModelDrafter(SessionDrafter):
     """A smaller model with a cache of its own, over the tokens that its view keeps.
 
     Where both models make the same rows from pixels, it adopts the target's rows and runs no
-    vision tower. Where only the vision towers are equal, or a view averages their output before
-    the projector, it projects the output of the target's tower.
+    vision tower, unless the view needs rows that were averaged before the projector. Otherwise,
+    where the vision towers are equal, it projects the output of the target's tower. In all other
+    cases it runs its own tower, if it has one.
     """
 
     name = "model"
@@ -596,8 +600,10 @@ class SelfDrafter(SessionDrafter):
         session = Session(model, setup.rules, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._view, self._key_updates = setup.view, setup.view.key_updates
-        # By request, where a window slides over the text (``KeyUpdates.sinks``): how many rows the
-        # draft's cache had at first. Sliding brings it back to about as many.
+        # By request, the size of its sliding window (``KeyUpdates.sinks``), which is the number of
+        # rows in the draft's cache when ``ready`` filled it. A slide brings the cache back to this
+        # size, as long as rows of the prompt can be dropped. Where the view keeps the whole prompt,
+        # there is no window.
         self._window_rows: dict[int, int] = {}
         # The target's prefill and the current pruned prompt of requests whose view is refreshed.
         self._refreshed_views: dict[int, tuple[Prefill, Prompt]] = {}

@@ -43,10 +43,10 @@ class Weighting(ABC):
     def with_default_settings(self) -> Weighting:
         """This rule, with the default in each field that an override of its own can set.
 
-        It serves to find the rule's name, the ``inverse`` of ``weights=inverse``: named rules have
-        their defaults, so this one equals the rule whose name it has. For example, the override
-        ``tau=`` sets the temperature of ``tabed.Inverse``, and the rule is ``inverse`` at every
-        temperature.
+        The name of a rule, as in ``weights=inverse``, is found by comparing the rule with each of
+        the named rules. These have the default settings, so it is the rule with default settings
+        that is compared. For example, the override ``tau=`` sets the temperature of
+        ``tabed.Inverse``, and the rule is called ``inverse`` at every temperature.
         """
         return self
 

@@ -32,7 +32,8 @@ PACKAGES = {
     "video_SALMONN2_plus": ("qwenvl.model", "register_transformers"),
     "VideoSALMONN2PlusForConditionalGeneration": ("qwenvl.model", "register_transformers"),
 }
-"""Architectures that their authors' package registers: by name, its module and the function."""
+"""By name, architectures that only their authors' package has: the module of the package and the
+function in it that registers them."""
 AUTO_CLASSES: tuple[Any, ...] = (AutoModelForImageTextToText, AutoModelForCausalLM)
 """The classes that a checkpoint's own code may name in its ``auto_map``."""
 # Transformers' plan of tensor parallelism names how each projection is split. If it splits this one

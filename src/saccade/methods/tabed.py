@@ -1,8 +1,9 @@
 """TABED: Test-Time Adaptive Ensemble Drafting for Robust Speculative Decoding in LVLMs.
 
 Lee et al., 2025. One draft model reads the prompt in several ways ("views") at once: M, all of it;
-T, its text, with a newline for each video or image; P, with its visual tokens pooled 2x2; C, with a
-caption for each. What it drafts follows the weighted average of the views' laws q_i:
+T, its text, with a newline for each video or image; C, its text, with a caption for each video or
+image; P, all of it, with its visual tokens pooled 2x2. What it drafts follows the weighted average
+of the views' laws q_i:
 
     q(. ; w) = sum_i w_i q_i,   w fixed for a block of gamma = 5, equal for the first    (Alg. 1)
     MT*      w* = argmin of  sum_t D(p_t || q_t(. ; w)),   over all w in tenths that sum to 1
@@ -12,8 +13,8 @@ t runs over the token positions verified so far, or the last h of them. The bonu
 is not among them, because no view has a law there. D is the KL divergence, the total variation
 distance (TVD), or 1 where the arg-max of q is not the target's and else 0. With the last of these,
 weights of equally many misses are compared by their KL, as in the published runs of MT*. Both p and
-q are the models' own laws, before any sampling rule. From round to round only sums of D are kept,
-and no laws.
+q are the models' own laws, before any sampling rule. From round to round no laws are kept, only the
+sums of D and, with a window, D at each position in it.
 
 MTCP*'s published code takes softmax(log(1/e) / tau), so w is proportional to 1/e at tau = 1. Only
 the ratios of the errors count. With the equation as printed, the weights become equal as the sums
@@ -75,8 +76,8 @@ DISTANCES: dict[Distance, tuple[Callable[[LogLaw, LogLaw], Tensor], ...]] = {
 class History:
     """How far each candidate's laws have been from the target's.
 
-    A candidate is a view, or for ``Grid`` a mixture of views. A column is a function of
-    ``DISTANCES``.
+    A candidate is a view, or for ``Grid`` a mixture of views. A column has the distances by one of
+    the functions in ``DISTANCES``.
     """
 
     total: Float[Tensor, "candidate column"]  # the distances, summed over positions

@@ -74,8 +74,8 @@ class VocabularyTable:
     ) -> Float[Tensor, "row vocab"]:
         """Sets the logits of ids that each request's vocabulary forbids to -inf, in place.
 
-        ``numbers`` are those of :meth:`numbers`, one for each request. All requests have the same
-        number of rows of logits.
+        ``numbers`` has, for each request, the number of its vocabulary's row in the table
+        (:meth:`row_numbers`). All requests have the same number of rows of logits.
         """
         forbidden = self._forbidden.index_select(0, numbers)
         by_request = logits.view(len(numbers), -1, logits.shape[1])

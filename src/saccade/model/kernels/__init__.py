@@ -8,7 +8,8 @@ weights is dropped if it saves little time for every number of rows.
 
 A :class:`Matrix` is a weight that multiplies by the chosen kernels. :class:`TunedMatrices` chooses
 them for all matrices of a decoder or a vision tower. For a draft with rounded weights there are
-kernels that read these. On a GPU there is no other choice (:func:`choose_rounded`).
+kernels that read these. On a GPU only such a draft has another kernel than the plain one, and
+nothing is timed (:func:`choose_rounded`).
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ def release_threads() -> None:
 
     The calling thread's next product starts new ones. Each thread that multiplies has workers of
     its own. Those of GNU's OpenMP keep a processor busy while they wait for the next product,
-    unless the process has more of them than there are processors. So a second thread would multiply
-    half as fast as long as the first one's workers live.
+    unless the process has more of them than there are processors. So, while the first thread's
+    workers live, the products of a second thread would take twice as long.
     """
     with suppress(AttributeError, OSError, TypeError):  # Another OpenMP is loaded.
         ctypes.CDLL(None).omp_pause_resource_all(1)  # 1 pauses softly.
@@ -411,7 +412,7 @@ class TunedMatrices:
 
         Kernels are chosen once for each number of threads. The copies that they need stay, so going
         back to an earlier number of threads costs nothing. There are never more copies than
-        :func:`may_copy` allows.
+        :func:`may_copy` allows, except of rounded weights, which it does not limit.
         """
         if not self._matrices:
             return
@@ -606,6 +607,8 @@ def shortest_times(
     and the shortest time of each kernel counts: a single short measurement may fall into a busy
     moment.
     """
+    # The word "least" only keeps these keys apart from others. With another word, times that are
+    # stored already would not be found.
     key = _MEASUREMENTS.key("least", compiled.version(), *facts)
     measurements, stored = _MEASUREMENTS.load(key) or (0, [])
     times = {tuple(size): seconds for size, seconds in stored}

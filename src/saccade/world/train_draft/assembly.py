@@ -101,7 +101,7 @@ def _sizes(vision_config: Any) -> dict[str, Any]:
 
 def _read_tower(tower: str, kind: Any) -> Any:
     """Loads a tower, and raises ModelError unless every one of its weights is there."""
-    local = must_use_cache(tower, tower)
+    local = must_use_cache(name=tower, source=tower)
     options = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": local}
     try:
         model, loading_info = kind.from_pretrained(tower, output_loading_info=True, **options)

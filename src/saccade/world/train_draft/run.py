@@ -262,7 +262,10 @@ def _check_settings(settings: Settings) -> DraftRecipe:
 
 
 def _read_state(out: Path, settings: Settings, resume: bool) -> dict[str, Any]:
-    """Returns an earlier run's state; raises OptionError unless it may be resumed in ``out``."""
+    """Returns the state of the earlier run in ``out``, or {} if ``out`` is empty or does not exist.
+
+    Raises OptionError unless that run may be resumed.
+    """
     if out.exists() and not out.is_dir():
         raise OptionError(f"{out} is a file; give a folder for the draft")
     if not out.exists() or not any(out.iterdir()):

@@ -84,7 +84,7 @@ def draw_dialogue(
     `task` is one of the world's tasks. If it is None, it is drawn too for a video, and is the kind
     of the canvas for pictures. A scene has at most `max_objects` objects.
     """
-    # The scene is drawn by the same seed. With the 7 these draws are others than the scene's.
+    # ``scenes.scene`` draws by the same seed. The 7 makes the draws here independent of its draws.
     rng = np.random.default_rng([7, seed])
     if task is None:
         task = canvas.kind
@@ -123,8 +123,8 @@ class Samples(Dataset):
         drop: float,
     ) -> None:
         """``seed`` is (the run's seed, the phase's number). There are ``count`` batches of
-        ``batch`` samples. At most the share ``drop`` of a sample's visual tokens is kept from the
-        draft.
+        ``batch`` samples. The draft does not read a random share of each sample's visual tokens,
+        which is at most ``drop``.
         """
         self._loaded, self._media, self._seed = loaded, list(media), seed
         self._count, self._batch, self._drop = count, batch, drop
