@@ -39,6 +39,7 @@ from saccade.model.kernels import (
     choose_products,
     time_calls,
 )
+from saccade.model.kernels.few_bits import ROUNDINGS
 from saccade.model.session import Session
 
 # Microseconds of (plain, transposed, packed) by rows, as two makes of processor have them.
@@ -172,6 +173,22 @@ def test_what_found_no_time_is_timed_by_the_next(timed, monkeypatch):
     assert more.rows == kernels.TIMED_ROWS
 
 
+@pytest.mark.parametrize("outputs", [96, 192, 131])
+def test_what_is_timed_of_a_part_may_be_chosen_for_the_whole(outputs, monkeypatch):
+    """Claim: where a part of a matrix is timed, exactly the products are that the whole matrix can
+    have. Fails if one is chosen that cannot prepare the whole weight, or none is timed because the
+    part has an odd size."""
+    weight = torch.randn(outputs, 256)
+    monkeypatch.setattr(kernels, "TIMED_CALL_BYTES", 100 * weight[0].nbytes)  # Of 100 outputs.
+    monkeypatch.setattr(kernels, "ROWS_TIMED_FIRST", (1,))
+    for rounding in (None, ROUNDINGS["int4"]):
+        matrix = Matrix(weight, rounding=rounding)
+        times = kernels.time_products({matrix.problem_size: [matrix]}, 0, 0.0)
+        assert {name for timed in times.values() for name in timed} == set(matrix.candidates)
+        for name in matrix.candidates:
+            matrix.products[name].prepare(weight)
+
+
 def test_a_busy_moment_does_not_decide_for_good_how_to_multiply(timed, monkeypatch):
     """Claim: of each product at each number of rows the least of three measurements counts."""
     plain, other = kernels.product_names()[0], kernels.product_names()[-1]
@@ -194,11 +211,11 @@ def test_a_large_weight_is_timed_by_a_part_of_it(timed, monkeypatch, use):
     monkeypatch.setattr(
         kernels, "time_calls", lambda own: calls.append(own) or dict.fromkeys(own, 1)
     )
-    monkeypatch.setattr(kernels, "TIMED_CALL_BYTES", 5 * 4 * 8)  # five rows
-    bias = torch.randn(64) if use is Epilogue.BIAS else None
-    choose_products([Matrix(torch.randn(64, 8), bias, use)])
+    monkeypatch.setattr(kernels, "TIMED_CALL_BYTES", 70 * 4 * 8)  # 70 rows, of which 64 are timed
+    bias = torch.randn(192) if use is Epilogue.BIAS else None
+    choose_products([Matrix(torch.randn(192, 8), bias, use)])
     outputs = [call() for own in calls for call in own.values()]
-    assert {each.shape[1] for (each,) in outputs} == {2 if use is Epilogue.SILU_GATE else 4}
+    assert {each.shape[1] for (each,) in outputs} == {32 if use is Epilogue.SILU_GATE else 64}
 
 
 def _timed(**seconds):

@@ -337,6 +337,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
         (["--distill", 1.5], "between 0 and 1"),
         (["--drop-visual", -0.1], "between 0 and 1"),
         (["--lr-scale", 0], "above 0"),
+        (["--lr-scale", "nan"], "above 0"),
         (["--draft", "/nowhere/at/all"], "no checkpoint folder"),
     ],
 )

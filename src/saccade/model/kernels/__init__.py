@@ -49,6 +49,8 @@ COLD_CALLS_PER_MEASUREMENT = 2
 # A timed call multiplies with about so many bytes of weights, which is more than the processor's
 # nearest cache holds.
 TIMED_CALL_BYTES = 2**22
+# The outputs of a matrix that is timed in part are a multiple of this, which every product takes.
+TIMED_OUTPUTS_UNIT = 64
 USUAL_CACHE_BYTES = 2**25  # The size of the largest cache, where the system does not say it.
 # Caches are emptied for up to so many rows. With more rows, arithmetic takes longer than reading
 # weights from memory.
@@ -514,16 +516,17 @@ def time_products(
     # timed call multiplies with one after another, so the nearest cache does not hold them all.
     prepared: dict[ProblemSize, tuple[Matrix, dict[str, list[Any]]]] = {}
     for size, (first, *others) in by_size.items():
-        # Of a large matrix, such as a vocabulary's, a part of the outputs is timed. Their number is
-        # even, because half of them may be gates.
-        outputs = max(1, TIMED_CALL_BYTES // first.weight[0].nbytes // 2) * 2
+        # Of a large matrix, such as a vocabulary's, a part of the outputs is timed. Every product
+        # that takes the whole matrix takes this part too.
+        units = TIMED_CALL_BYTES // first.weight[0].nbytes // TIMED_OUTPUTS_UNIT
+        outputs = max(1, units) * TIMED_OUTPUTS_UNIT
         part = Matrix(first.weight[:outputs], first.bias, first.epilogue, first.rounding)
         part.may_be_copied = first.may_be_copied
         max_weights = max(1, TIMED_CALL_BYTES // part.weight.nbytes)
         weights = [part.weight, *(matrix.weight for matrix in others)][:max_weights]
         copies = {
             name: [part.products[name].prepare(each) for each in weights]
-            for name in part.candidates
+            for name in first.candidates
         }
         prepared[size] = part, copies
     times = {}

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -256,8 +257,8 @@ def _check_settings(settings: Settings) -> DraftRecipe:
         raise OptionError("--language and --tower are a fresh draft's: leave --draft out")
     if settings.images and not settings.data:
         raise OptionError("--images is where the pictures of --data lie: give that too")
-    if settings.lr_scale <= 0:
-        raise OptionError(f"--lr-scale {settings.lr_scale} must be above 0")
+    if not 0 < settings.lr_scale < inf:
+        raise OptionError(f"--lr-scale {settings.lr_scale} is not a number above 0")
     return recipe
 
 
