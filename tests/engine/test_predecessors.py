@@ -59,7 +59,7 @@ def laid(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         "choose_products",
         lambda matrices: [BY_THREADS[torch.get_num_threads()]] * len(matrices),
     )
-    monkeypatch.setattr(free_cores, "is_fixed", True)  # Tests run beside each other.
+    monkeypatch.setattr(free_cores, "threads_are_fixed", True)  # Tests run beside each other.
     torch.set_num_threads(2)
     yield layouts
     torch.set_num_threads(1)
