@@ -1,7 +1,9 @@
 """Draws the figures of studies from their numbers alone: lines in panels, bars, maps over frames.
 
-The figures can be read in grey, because marks, dashes and hatches differ wherever colours do. A
-value is a number, or [value, low, high] where it has a 95 % interval.
+A study measures a paper's figure (``lab/studies``) and gives its numbers as JSON data, from which
+one of these functions draws it. Each function says which keys of the data it reads. A value is a
+number, or [value, low, high] where it has a 95 % interval. The figures can be read in grey, because
+marks, dashes and hatches differ wherever colours do.
 """
 
 from __future__ import annotations
@@ -16,15 +18,24 @@ from matplotlib.ticker import MaxNLocator
 
 from saccade.bench.figures import COLOURS, DASHES, FONT_SIZE, MARKERS, name_axes
 
-MARKS = "osD^v "
+MARKS = "osD^v "  # Matplotlib's markers; the sixth line has none.
 Data = dict[str, Any]
+"""The numbers of a figure, by keys that depend on the function that draws it."""
 
 
 def lines(data: Data) -> Figure:
-    """Draws panels below each other, with a line for each name, over rounds or over ``at``.
+    """Draws panels below each other, with a line for each name.
 
-    ``at`` is on a log scale unless ``linear`` is set. Names in ``guides`` are thin lines to
-    compare with. ``apart`` gives each panel a legend of its own, for panels of different names.
+    Keys of the data:
+        panels: {label of the y axis: {name of a line: its values}}.
+        x: the label of the x axis.
+        at: the places of the values on the x axis, on a log scale; rounds 1, 2, ... without it.
+        linear: makes the scale of ``at`` linear.
+        ticks: the places of the x axis that are named, if not all of ``at``.
+        guides: names of lines that are drawn thin, to compare with.
+        apart: gives each panel a legend of its own, for panels of different names.
+        tall: makes the panels taller.
+        from zero: begins the y axis at 0.
     """
     panels = data["panels"]
     size = (5.4, 1.3 + 1.3 * len(panels)) if len(panels) > 1 else (5.4, 3.4)
@@ -36,10 +47,10 @@ def lines(data: Data) -> Figure:
         for i, (name, y) in enumerate(line_by_name.items()):
             x = data.get("at") or range(1, len(y) + 1)
             middle, reach = _middles_and_reach(y)
+            markers = MARKS if len(line_by_name) <= len(MARKS) else MARKERS
             style = {
-                "marker": MARKS[i]
-                if len(line_by_name) <= len(MARKS)
-                else MARKERS[i % len(MARKERS)],
+                "marker": markers[i % len(markers)],
+                # The dashes move on by one when the colours begin again.
                 "ls": DASHES[(i + i // len(COLOURS)) % len(DASHES)],
                 "c": COLOURS[i % len(COLOURS)],
                 "mfc": "none",
@@ -75,25 +86,32 @@ def lines(data: Data) -> Figure:
         for axis in figure.axes:
             axis.legend(fontsize=FONT_SIZE, loc="center left", bbox_to_anchor=(1, 0.5))
         return figure
+    # One legend is enough: that of the panel with most lines, in the order of its data.
     fullest_axis = max(figure.axes, key=lambda axis: len(axis.get_legend_handles_labels()[0]))
-    handles = dict(zip(*reversed(fullest_axis.get_legend_handles_labels()), strict=True))
-    names = [name for name in max(panels.values(), key=len) if name in handles]
-    _add_legend(figure, [handles[name] for name in names], names)
+    handles, labels = fullest_axis.get_legend_handles_labels()
+    handle_by_name = dict(zip(labels, handles, strict=True))
+    names = [name for name in max(panels.values(), key=len) if name in handle_by_name]
+    _add_legend(figure, [handle_by_name[name] for name in names], names)
     return figure
 
 
 def bars(data: Data) -> Figure:
     """Draws rows of horizontal bars, one bar for each series, with intervals where there are any.
 
-    ``rows`` is {row: {series: value}}, and ``panels`` is several of them by title. ``x`` names the
-    axis and ``start`` is where it begins. ``stacked`` lays a row's bars end to end. ``marks`` is
-    {name: value}, drawn as dashed lines across.
+    Keys of the data:
+        rows: {row: {series: value}}.
+        panels: {title: rows}, in place of ``rows`` for several panels.
+        x: the label of the x axis.
+        start: where the x axis begins; 0 without it, and wherever it fits if it is None.
+        stacked: lays a row's bars end to end.
+        marks: {name: value}, drawn as dashed lines across.
     """
     panels = data.get("panels") or {"": data["rows"]}
     all_rows = [own for rows in panels.values() for own in rows.values()]
     series = list(dict.fromkeys(name for own in all_rows for name in own))
-    deep = 2 if data.get("stacked") else max(2, len(series))
-    height = 0.8 + 0.4 * len(panels) + 0.17 * len(all_rows) * deep
+    # The height of a row, as a number of thin bars of 0.17 inches each.
+    bars_per_row = 2 if data.get("stacked") else max(2, len(series))
+    height = 0.8 + 0.4 * len(panels) + 0.17 * len(all_rows) * bars_per_row
     figure = Figure(figsize=(6.0, height), layout="constrained")
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False).flat
     for axis, (title, rows) in zip(axes, panels.items(), strict=True):
@@ -134,15 +152,17 @@ def _draw_bars(axis: Axes, rows: Data, series: Sequence[str], stacked: bool) -> 
     for place, own in enumerate(rows.values()):
         left = 0.0
         for i, (name, value) in enumerate(own.items()):
-            style = series.index(name)
+            series_number = series.index(name)
             (middle,), reach = _middles_and_reach([value])
+            # Bars that are not stacked lie around the row's middle.
+            offset = 0.0 if stacked else (i - (len(own) - 1) / 2) * thick
             axis.barh(
-                place if stacked else place + (i - (len(own) - 1) / 2) * thick,
+                place + offset,
                 middle,
                 thick,
                 left=left,
-                color=str(greys[style]),
-                hatch=("", "///", "...", "xxx", "\\\\\\", "oo")[style % 6],
+                color=str(greys[series_number]),
+                hatch=("", "///", "...", "xxx", "\\\\\\", "oo")[series_number % 6],
                 edgecolor="black",
                 lw=0.6,
                 xerr=reach,
@@ -155,7 +175,11 @@ def _draw_bars(axis: Axes, rows: Data, series: Sequence[str], stacked: bool) -> 
 def maps(data: Data) -> Figure:
     """Draws a row of frames for each name, each a picture of values: dark cells are large.
 
-    The scale is logarithmic, and one for all frames.
+    Keys of the data:
+        maps: {name: [frame][row][column]}.
+        labels: one for each frame of a row.
+        z: the label of the grey scale, which is logarithmic and the same for all frames.
+        floor: the least value of the scale, which ends at 1.
     """
     rows = data["maps"]
     wide = max(len(frames) for frames in rows.values())
@@ -181,11 +205,15 @@ def maps(data: Data) -> Figure:
 
 
 def shaded_weights(data: Data) -> Figure:
-    """Draws weights over tokens and shades the weights that would have been accepted.
+    """Draws TABED's Fig. 3: the weight at each token, and which weights would have been accepted.
 
-    This is TABED's Fig. 3. ``panels`` is
-    {title: {"accepted": [token][candidate] bool, "weights": {name: [token]}}}, and candidates run
-    from 0 to 1 evenly.
+    TABED mixes the laws of drafts by weights. At each token, those weights are shaded with which
+    the mixture's token would have been accepted.
+
+    Keys of the data:
+        panels: {title: {"accepted": [token][candidate] bool, "weights": {name: [token]}}}, where
+            the candidates are weights that run from 0 to 1 evenly.
+        x, y: the labels of the axes.
     """
     panels = data["panels"]
     figure = Figure(figsize=(6.4, 0.6 + 1.7 * len(panels)), layout="constrained")
@@ -219,12 +247,14 @@ def shaded_weights(data: Data) -> Figure:
 def _middles_and_reach(values: Sequence[Any]) -> tuple[list[float], Any]:
     """Returns the middles of values, and how far their intervals reach below and above them.
 
-    The second is None where no value has an interval.
+    The reach has two rows, one below and one above, or is None if no value has an interval.
     """
     if not any(isinstance(value, list | tuple) for value in values):
         return list(values), None
+    # A row for each value: the middle, the lower end and the upper end.
     table = np.array(
         [value if isinstance(value, list | tuple) else (value,) * 3 for value in values]
     )
-    reach = np.maximum(0, [table[:, 0] - table[:, 1], table[:, 2] - table[:, 0]])
-    return table[:, 0].tolist(), reach
+    middles, lows, highs = table.T
+    reach = np.maximum(0, [middles - lows, highs - middles])
+    return middles.tolist(), reach

@@ -1,14 +1,16 @@
-"""Lays a run out in the papers' own tables, which are data: rows, figures and our methods' names.
+"""Lays out a benchmark run in the papers' own tables, as a section of the run's report.
 
-A table is written where a run has two of its rows or more. Where a run has a method both bare and
-at the setting calibrated for this pair (``CALIBRATED_AXES``), the row is of the second and says so.
-Columns are the run's suites, in place of the paper's benchmarks.
+``LAYOUTS`` has the tables as data: their rows, their figures and our methods' names. A table is
+written where a run has two of its rows or more. Its columns are the run's suites, in place of the
+paper's benchmarks. A run may have a method both with its default setting and with the setting
+calibrated for this pair (``CALIBRATED_AXES``). Then the row is of the second and says so.
 
 The papers count tokens in different ways. TABED's block efficiency is tau, which includes the
 target's own token. SpecVLM (by its published code) and SAGE (by its text) count accepted draft
-tokens alone. So does HIPPO for its baselines, because it prints SpecVLM's own figures. HIPPO's own
-MAT runs on over rounds that were accepted whole. Here its table has both counts for every row. Its
-speedups are of whole answers, as the totals of its Table 2 are.
+tokens alone. So does HIPPO for its baselines, because it prints SpecVLM's own figures. For itself
+HIPPO prints the MAT, the accepted tokens from one rejection to the next, even over several rounds.
+Here the table of HIPPO has both counts for every row. Its speedups are of whole answers, as the
+totals of its Table 2 are.
 """
 
 from __future__ import annotations
@@ -34,11 +36,12 @@ class Layout:
     """One table of a paper: a row for each method, and a few figures of each suite."""
 
     place: str  # Where the paper has it.
-    about: str
+    about: str  # The sentences above the table.
     rows: Mapping[str, str]  # The paper's name of a method -> ours.
-    figures: Mapping[str, Cell]
-    turns: bool = False  # Whether first and later turns of conversations have columns each.
-    average: Cell | None = None  # A figure over all columns.
+    figures: Mapping[str, Cell]  # A column's head -> what its cells show.
+    # Whether a suite of conversations has one column for first turns and one for later turns.
+    turns: bool = False
+    average: Cell | None = None  # A figure over all columns, for a last column.
 
 
 def _tau_cell(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
@@ -49,7 +52,7 @@ def _accepted_cell(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
     return _number_text(measures.accepted_per_forward(own) if _has_drafts(own) else None)
 
 
-def _until_refusal_cell(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
+def _between_rejections_cell(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
     return _number_text(measures.accepted_between_rejections(own) if _has_drafts(own) else None)
 
 
@@ -63,13 +66,17 @@ def _tokens_per_second_cell(own: Sequence[Answer], plain: Sequence[Answer]) -> s
 
 
 def _speedup_cell(own: Sequence[Answer], plain: Sequence[Answer], whole: bool = False) -> str:
-    """Returns the median speedup over plain decoding with its interval."""
+    """Returns the median speedup over plain decoding with its interval.
+
+    With ``whole`` it is that of whole answers, otherwise that of decoding.
+    """
     ratios = measures.speedups(own, plain, whole=whole) if own is not plain else []
     interval = measures.interval(ratios)
     return "-" if interval is None else f"{interval[0]:.2f}x [{interval[1]:.2f}, {interval[2]:.2f}]"
 
 
 def _has_drafts(own: Sequence[Answer]) -> bool:
+    """Says whether anything was drafted for these answers."""
     return any(sum(answer.drafted) for answer in own)
 
 
@@ -84,6 +91,7 @@ SPEED_FIGURES = {
     "speedup": _speedup_cell,
 }
 WHOLE_FIGURES = {"speedup": partial(_speedup_cell, whole=True)}
+# The settings of methods that are calibrated for the embedded pair, in the syntax of methods.
 CALIBRATED_AXES = {
     "specvlm": f"lambda={LAMBDA}",
     "specvlm-self": f"lambda={LAMBDA}",
@@ -162,7 +170,7 @@ LAYOUTS = (
         "Accepted tokens by the round, and from one refusal to the next (MAT). The paper prints "
         "the first for its rivals and the second for HIPPO. Speedups are of whole answers.",
         {"Vanilla SD": "sd", "SD-tree": "sd-tree", "SpecVLM": "specvlm", "HIPPO": "hippo"},
-        {"accepted": _accepted_cell, "MAT": _until_refusal_cell, **WHOLE_FIGURES},
+        {"accepted": _accepted_cell, "MAT": _between_rejections_cell, **WHOLE_FIGURES},
     ),
     Layout(
         "HIPPO, Table 3",
@@ -218,7 +226,10 @@ def calibrated_method(method: str) -> str:
 
 
 def _matching_row(label: str, method: str, by_suite: AnswersBySuite) -> tuple[str, str] | None:
-    """Returns a row's label and the method of this run that fills it; None where it has none."""
+    """Returns a row's label and the method that fills it: the calibrated one if this run has it.
+
+    Otherwise that is the method itself, or the result is None where the run does not have it.
+    """
     for own in (calibrated_method(method), method):
         if any(own in methods for methods in by_suite.values()):
             return (label if own == method else f"{label} (`{own}`)"), own
@@ -228,12 +239,17 @@ def _matching_row(label: str, method: str, by_suite: AnswersBySuite) -> tuple[st
 def _answers_by_column(
     layout: Layout, by_suite: AnswersBySuite
 ) -> dict[str, Mapping[str, Sequence[Answer]]]:
+    """Returns the answers of each column by method.
+
+    A column is a suite, or the first or the later turns of its conversations.
+    """
     columns: dict[str, Mapping[str, Sequence[Answer]]] = {}
     for suite, methods in by_suite.items():
-        later = any(answer.turn for own in methods.values() for answer in own)
-        if not (layout.turns and later):
+        has_later_turns = any(answer.turn for own in methods.values() for answer in own)
+        if not (layout.turns and has_later_turns):
             columns[suite] = methods
             continue
+        # No conversation has as many as 99 turns.
         for name, turns in ((f"{suite}, first turn", (0,)), (f"{suite}, later", range(1, 99))):
             columns[name] = {
                 method: [answer for answer in own if answer.turn in turns]
@@ -245,6 +261,7 @@ def _answers_by_column(
 def _table_lines(
     layout: Layout, rows: Mapping[str, str], by_suite: AnswersBySuite
 ) -> Iterable[str]:
+    """Yields a table's lines. ``rows`` maps a row's label to the method that fills it."""
     columns = _answers_by_column(layout, by_suite)
     heads = [f"{suite}: {figure}" for suite in columns for figure in layout.figures]
     if layout.average is not None:
@@ -265,7 +282,7 @@ def _table_lines(
         yield f"| {label} | " + " | ".join(cells) + " |"
 
 
-FIRST_ROUNDS = 10
+FIRST_ROUNDS = 10  # Rounds of an answer that have columns in SpecVLM's Table 3.
 
 
 def acceptance_by_round(by_suite: AnswersBySuite) -> Iterable[str]:

@@ -1,9 +1,12 @@
 """Predicts what a large pair needs and costs on several GPUs, by arithmetic on published numbers.
 
-Nothing here was timed. A forward takes as long as the slower of two things: reading its bytes
-(every weight it passes through and every cached key, once) and doing its operations. Under tensor
-parallelism it also waits for two all-reduces in every layer. ``ASSUMED`` and ``GPUS`` have what is
-assumed.
+``python -m lab scaling`` prints the tables of docs/results/scaling.md. Nothing here was timed. A
+forward takes as long as the slower of two things: reading its bytes (every weight it passes through
+and every cached key, once) and doing its operations. Under tensor parallelism it also waits for two
+all-reduces in every layer. ``ASSUMED`` and ``GPUS`` have what is assumed.
+
+T(n) is the seconds of a forward of the target that decodes n tokens of a request at once: 1 in
+plain decoding, and the nodes of a tree with the token before them in verification.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ GPU_COUNTS = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class Assumed:
-    """What no data sheet has."""
+    """What this arithmetic needs and no data sheet has."""
 
     answer_tokens: int = 256
     prefill_utilisation: float = 0.5  # The share of a GPU's operations that a prefill achieves.
@@ -79,7 +82,8 @@ class Shape:
         return self.footprint.parameters - self.vision_parameters
 
     def operations(self, rows: float, context: float) -> float:
-        """Returns the operations of a forward of so many rows over ``context`` keys each."""
+        """Returns the operations of a forward of ``rows`` tokens over ``context`` keys each."""
+        # Queries times keys, and weights times values: each is a product and a sum per number.
         attention = 4 * self.footprint.layers * self.heads * self.head_width * context
         return rows * (2 * self.footprint.weights_per_token + attention)
 
@@ -89,10 +93,10 @@ class Plan:
     """One arrangement of a pair: what the fullest GPU holds, and the seconds of one batch."""
 
     gpu: Gpu
-    count: int
+    count: int  # Of GPUs.
     way: Way
-    tokens: int
-    batch: int
+    tokens: int  # Visual tokens of each video.
+    batch: int  # Videos that are answered together.
     fullest_gpu_bytes: float
     vision_seconds: float  # Of both vision towers.
     prefill_seconds: float  # Of both prefills.
@@ -122,7 +126,11 @@ class Plan:
 
     @property
     def batch_seconds(self) -> float:
-        """Seconds of a batch from its pixels to its last token, drafting only where that pays."""
+        """Seconds of a batch from its pixels to its last token.
+
+        Answers are decoded with drafts only where that is faster. The draft's vision tower and
+        prefill count in any case.
+        """
         decoding = min(self.plain_seconds, self.drafted_seconds)
         return self.vision_seconds + self.prefill_seconds + decoding
 
@@ -152,16 +160,18 @@ def published_shape(name: str) -> Shape:
 def predict_plan(
     target: Shape, draft: Shape, gpu: Gpu, count: int, way: Way, tokens: int, batch: int = 1
 ) -> Plan:
-    """Predicts the pair on so many GPUs.
+    """Predicts what a pair needs and costs on ``count`` GPUs, for ``batch`` videos together.
 
-    The whole draft is on every GPU under TP, and on the first one under PP.
+    A video has ``tokens`` visual tokens. The whole draft is on every GPU under TP, and on the first
+    one under PP.
     """
     draft_tokens = int(tokens * ASSUMED.reported.keep)
     split = count if way == "TP" else 1  # GPUs that work on one forward at the same time.
     answer_tokens = ASSUMED.answer_tokens
     target_keys = target.footprint.kv_numbers_per_token * (tokens + answer_tokens) * batch
     draft_keys = draft.footprint.kv_numbers_per_token * (draft_tokens + answer_tokens) * batch
-    activations = 2 * ASSUMED.prefill_chunk * 8 * target.hidden  # Of a chunk, roughly.
+    # The numbers that a chunk of the prefill holds meanwhile: a rough guess.
+    activations = 2 * ASSUMED.prefill_chunk * 8 * target.hidden
     numbers_on_fullest_gpu = (
         (target.split_parameters + target_keys) / count
         + target.vision_parameters
@@ -170,22 +180,27 @@ def predict_plan(
         + activations
     )
 
-    def forward(model: Shape, rows: int, context: int, over: int) -> float:
-        """Returns the seconds of decoding ``rows`` tokens of every request at once."""
+    def forward(model: Shape, rows: int, context: int, gpus: int) -> float:
+        """Returns the seconds of decoding ``rows`` tokens of every request at once.
+
+        ``gpus`` is the number of GPUs that work on the forward at the same time.
+        """
         read_bytes = (
             model.footprint.bytes_read_per_token(
                 BYTES_PER_NUMBER, context * batch, BYTES_PER_NUMBER
             )
-            / over
+            / gpus
         )
-        operations = model.operations(rows * batch, context) / over
-        alone = max(read_bytes / gpu.bandwidth, operations / gpu.operations)
-        return alone + _all_reduce_seconds(model, gpu, over, rows * batch)
+        operations = model.operations(rows * batch, context) / gpus
+        without_waits = max(read_bytes / gpu.bandwidth, operations / gpu.operations)
+        return without_waits + _all_reduce_seconds(model, gpu, gpus, rows * batch)
 
-    def prefill(model: Shape, length: int, over: int) -> float:
-        operations = model.operations(length * batch, length / 2) / over
-        chunks = -(-length * batch // ASSUMED.prefill_chunk)
-        waits = _all_reduce_seconds(model, gpu, over, ASSUMED.prefill_chunk) * chunks
+    def prefill(model: Shape, length: int, gpus: int) -> float:
+        """Returns the seconds of the prefill of ``length`` tokens of every request."""
+        # A token attends to those before it, which are half of all tokens on average.
+        operations = model.operations(length * batch, length / 2) / gpus
+        chunks = -(-length * batch // ASSUMED.prefill_chunk)  # Rounded up.
+        waits = _all_reduce_seconds(model, gpu, gpus, ASSUMED.prefill_chunk) * chunks
         return operations / (gpu.operations * ASSUMED.prefill_utilisation) + waits
 
     def vision(model: Shape) -> float:
@@ -209,11 +224,15 @@ def predict_plan(
     )
 
 
-def _all_reduce_seconds(model: Shape, gpu: Gpu, over: int, rows: int) -> float:
-    """Returns the seconds of two all-reduces in every layer: after attention and after the MLP."""
-    if over == 1:
+def _all_reduce_seconds(model: Shape, gpu: Gpu, gpus: int, rows: int) -> float:
+    """Returns the seconds of two all-reduces in every layer: after attention and after the MLP.
+
+    A forward of ``rows`` tokens is split over ``gpus`` GPUs.
+    """
+    if gpus == 1:
         return 0.0
-    sent = 2 * (over - 1) / over * rows * model.hidden * BYTES_PER_NUMBER
+    # In a ring, a GPU sends its part of the data to the others, once to add and once to share.
+    sent = 2 * (gpus - 1) / gpus * rows * model.hidden * BYTES_PER_NUMBER
     return 2 * model.footprint.layers * (gpu.all_reduce_seconds + sent / gpu.link)
 
 
@@ -227,21 +246,27 @@ def fitting_plans(
     """
     for gpu in GPUS:
         for way in ways:
-            fitting = [
-                plan
+            # A KV head cannot be split over GPUs. On one GPU, PP would be the same as TP.
+            counts = [
+                count
                 for count in GPU_COUNTS
                 if target.kv_heads % count == 0 and not (way == "PP" and count == 1)
-                if (plan := predict_plan(target, draft, gpu, count, way, tokens, batch)).fits
             ]
+            plans = [
+                predict_plan(target, draft, gpu, count, way, tokens, batch) for count in counts
+            ]
+            fitting = [plan for plan in plans if plan.fits]
             yield from fitting if way == "TP" else fitting[:1]
 
 
 # -- The page ------------------------------------------------------------------------------------
 
 TARGET, DRAFT = "Qwen2.5-VL-72B", "Qwen2.5-VL-7B"
-DRAFTS = (DRAFT, "Qwen2.5-VL-3B")  # The second is given the first one's acceptance: none is known.
-LENGTHS = (12_288, 100_000)
+# No acceptance of the second draft is published, so it is given that of the first one.
+DRAFTS = (DRAFT, "Qwen2.5-VL-3B")
+LENGTHS = (12_288, 100_000)  # Visual tokens of a video.
 BATCHES = (1, 8)
+# The heads of the tables' columns.
 HEADS = (
     *("GPUs", "way", "held by the fullest", "vision + prefill", "T(1)", "T(26)", "draft's step"),
     *("decoding, plain", "drafted", "a video", "1,000 videos"),

@@ -1,7 +1,9 @@
-"""``python -m lab speed``: measures every ratio of speed that has a goal.
+"""``python -m lab speed``: measures the ratios of speed for which this project has goals.
 
-A part is data: the suite of its clips, its methods, how long answers are, its ratios and their
-goals. The methods of a part take turns on each clip.
+A ratio says how many times as fast one method is as another, such as `auto` over `ar`, and its goal
+is the least value that is good enough. (Some ratios have no goal and are only reported.) ``PARTS``
+has the measurements as data. A part names the suite of its clips, the methods that take turns on
+each clip, how long answers are, and its ratios with their goals.
 """
 
 from __future__ import annotations
@@ -49,9 +51,11 @@ from saccade.model.backbone import Backbone
 from saccade.world import suites as shapes
 
 FAST = (AUTO, "sd/shape=fit", "specvlm/shape=fit", "sd/view=uniform/keep=0.1/shape=fit")
+# The methods that `auto` is compared with. `auto` itself decides by costs how to draft.
 FIXED = (*FAST[1:], "sd", "specvlm", "sage", "hippo/schedule=serial", "lookup", "tabed")
 
 Recipes = Mapping[str, Recipe | None]
+"""Methods by name; None for ways to decode that are not ours, such as transformers' own."""
 OnProgress = Callable[[str], None]
 
 
@@ -63,7 +67,7 @@ SpoilDraft = Callable[["Pair", Sequence[Inputs]], tuple[Loaded, Recipes]]
 
 @dataclass(frozen=True)
 class Pair(questions.Pair):
-    """The target and a draft, which is always there."""
+    """A target and a draft. (In the base class there may be no draft.)"""
 
     draft: Loaded
 
@@ -112,8 +116,9 @@ class ViewOfAnotherVideo(View):
 def show_another_video(pair: Pair, inputs: Sequence[Inputs]) -> tuple[Loaded, Recipes]:
     """Lets the trained draft see the next clip instead of this one.
 
-    The draft reads rows that the target's vision tower made, so its view swaps them. That costs no
-    time, and `auto` makes its choices before the swap.
+    ``inputs`` are those of this clip and of the next one. The draft reads the visual rows that the
+    target's vision tower made, so a view can put the next clip's rows in their place without taking
+    time. `auto` plans with the right clip, because the rows are replaced afterwards.
     """
     this, other = inputs
     target, draft = pair.target.backbone, pair.draft.backbone
@@ -135,16 +140,18 @@ class Part:
     Plain decoding takes part in every part.
     """
 
-    name: str
+    name: str  # Several parts may have one name, by which they are chosen together.
     about: str
     suite: str
     methods: tuple[str, ...]
     goals: tuple[Goal, ...]
-    settings: Mapping[str, Any] = field(default_factory=dict)  # They replace the suite's own.
-    clips: int | None = None  # None takes the number that the caller gives.
-    # Only clips are used whose plain answer ends by itself after this many tokens or more.
+    # Settings of decoding in place of the suite's own.
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    clips: int | None = None  # How many; None takes the number that the caller gives.
+    # Only clips are used whose answer by plain decoding ends by itself after so many tokens or
+    # more. 0 uses all clips.
     min_natural_tokens: int = 0
-    spoil_draft: SpoilDraft | None = None
+    spoil_draft: SpoilDraft | None = None  # Makes the draft useless on each clip.
 
     @property
     def title(self) -> str:
@@ -152,12 +159,14 @@ class Part:
 
 
 def _rank_of_auto(suite: str) -> Part:
+    """Returns the part that compares `auto` with the best fixed method on a suite."""
     goals = (Goal(f"auto / best fixed method, decoding, {suite}", ratio_to_best_fixed, 0.95),)
     about = f"auto against every fixed method, {suite}"
     return Part("auto", about, suite, (AUTO, *FIXED), goals)
 
 
 def _useless_draft(about: str, spoil_draft: SpoilDraft) -> Part:
+    """Returns the part that shows how much slower `auto` is than `ar` with a useless draft."""
     goals = (
         Goal(f"auto / ar, decoding, {about}", method_ratio(AUTO, BASELINE), 0.98),
         Goal(
@@ -197,8 +206,8 @@ PARTS = (
         ),
         {"min_new_tokens": 256, "max_new_tokens": 256},
     ),
-    # Past the end of its answer the target writes what no draft guesses. This part is the one above
-    # without such tokens.
+    # The part above goes on past the natural end of answers, where the target writes text that no
+    # draft guesses. This part has answers that end by themselves.
     Part(
         "whole-256",
         "256 visual tokens, answers that end by themselves after 128 tokens or more",
@@ -250,9 +259,10 @@ def parts_named(names: Sequence[str]) -> tuple[Part, ...]:
 def measure_part(
     part: Part, pair: Pair, *, clips: int, repeat: int, on_progress: OnProgress
 ) -> InterleavedRuns:
-    """Runs a part's methods on its clips, and asks the first question of a conversation.
+    """Runs a part's methods on its clips and returns the timed runs.
 
-    Raises OptionError where no clip of the suite has an answer that is long enough.
+    Of a conversation, only the first question is asked. Raises OptionError if no clip of the suite
+    has an answer that is long enough.
     """
     suite = shapes.suites()[part.suite]
     settings = {"max_new_tokens": suite.setting.max_new_tokens, "do_sample": False}
@@ -292,7 +302,10 @@ def measure_part(
 def _fitting_items(
     part: Part, pair: Pair, settings: Mapping[str, Any], on_progress: OnProgress
 ) -> Iterator[tuple[Item, Inputs, Item]]:
-    """Yields the suite's items that fit the part: the item, its inputs, and the item after it."""
+    """Yields the suite's items that fit the part: the item, its inputs, and the item after it.
+
+    An item fits if its answer by plain decoding ends by itself and is long enough for the part.
+    """
     items = list(shapes.suites()[part.suite].items())
     for item, following in zip(items, (*items[1:], items[0]), strict=True):
         inputs = _inputs_of(pair, item)

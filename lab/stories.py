@@ -1,10 +1,12 @@
-"""Five-panel stories of the drawn world: several pictures in one question, as in TABED.
+"""Two suites of five-panel stories of the drawn world: several pictures in one question.
 
-Its drafts are trained on single pictures, and fail on the five of PororoSV and VIST (Fig. 1). A
-story is a scene and four edits, each of which changes one or two things of the panel before it.
-``story-panels`` has the pictures and then the question. ``story-captions`` is worded as the paper's
-two sets: each of the first four pictures has its caption, and that of the last one is asked for.
-The embedded pair was trained on one picture and on two.
+They repeat an experiment of the paper TABED, whose drafts were trained on single pictures and fail
+on the five pictures of the data sets PororoSV and VIST (Fig. 1). The embedded pair was trained on
+one picture and on two. A story's first panel is a drawn scene, and each of the next four changes
+one or two things of the panel before it.
+
+``story-panels`` asks a question after the five pictures. ``story-captions`` is worded as the
+paper's data sets are: the first four pictures have captions, and that of the last is asked for.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ VISUAL_TOKENS = PANELS * (SIDE // 28) ** 2  # 1,280 a story.
 
 
 def panels(seed: int) -> tuple[Scene, ...]:
-    """Returns the scenes of a story's panels, of which no two are equal."""
+    """Returns the scenes of a story's panels, of which no two have the same description."""
     story = [scenes.scene(seed)]
     number = seed
     while len(story) < PANELS:
@@ -36,6 +38,7 @@ def panels(seed: int) -> tuple[Scene, ...]:
 
 
 def captions(story: Sequence[Scene]) -> list[str]:
+    """Returns the true description of each panel."""
     return [descriptions.describe_image(scene) for scene in story]
 
 
@@ -60,9 +63,9 @@ QUESTIONS: Mapping[str, Callable[[Sequence[Scene], int], str]] = {
 
 @dataclass(frozen=True)
 class Stories:
-    """A suite of stories, of one of ``QUESTIONS``. Its answers are the last panels' captions."""
+    """A suite of stories. The expected answer is the caption of a story's last panel."""
 
-    name: str
+    name: str  # One of ``QUESTIONS``, which says how the question is worded.
     setting: Setting = Setting("TABED, App. I.1", samples=50, max_new_tokens=128)
 
     def items(self) -> Iterator[Item]:

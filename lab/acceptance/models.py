@@ -1,6 +1,7 @@
 """Makes random models of published shapes on the device, and what methods need beside them.
 
-No weights and no tokenizer are read, so a machine without a network needs only this repository.
+They are for ``python -m lab accept``, which checks whether Saccade is right and fast on a GPU. No
+weights and no tokenizer are read, so a machine without a network needs only this repository.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from saccade.model.backbone import Backbone
 from saccade.model.heads.head import Head, make_eagle3_head
 
 SHAPE = "Qwen2.5-VL-7B"
-TEXT_IDS = 1000  # Ids below this are text.
-HEAD_IDS = 500  # The vocabulary of a head that drafts.
-CONFIDENCE_TOKENS = 32  # In so many places the confidence of the large draft is measured.
-MAX_SHARPNESS = 4096.0  # Of the large draft's logits.
-NOISE = 0.05  # Of the small draft's weights, as a share of their standard deviation.
-SHARPNESS = 4.0  # Scale of the logits; with less, random text repeats itself.
+TEXT_IDS = 1000  # Ids below this are text; all others get the logit 0 from the small pair.
+HEAD_IDS = 500  # How many ids a random draft head knows.
+CONFIDENCE_TOKENS = 32  # The confidence of the large draft is measured on so many hidden states.
+MAX_SHARPNESS = 4096.0  # The largest factor of the large draft's logits.
+# The noise of the small draft's weights, as a share of each weight's standard deviation.
+NOISE = 0.05
+SHARPNESS = 4.0  # Scale of the small pair's logits; with less, random text repeats itself.
 
 HALF_A_BILLION = {
     "hidden_size": 896,
@@ -41,12 +43,15 @@ HALF_A_BILLION = {
 
 @dataclass
 class Models:
-    """The models of one acceptance, each made when it is first used.
+    """The models of one run of ``python -m lab accept``, each made when it is first used.
 
-    ``small`` shapes are for trying the command itself; their speed means nothing.
+    There are two pairs. The small pair (:meth:`small_pair`) has few layers and shows whether
+    answers are right. The large pair (``target`` and ``draft``) has published sizes and shows how
+    fast they are.
     """
 
     device: torch.device
+    # Makes both pairs tiny, for trying the command itself on a CPU. Their speed means nothing.
     small: bool = False
     _small_pairs: dict[torch.dtype, tuple[Backbone, Backbone]] = field(default_factory=dict)
 
@@ -56,7 +61,7 @@ class Models:
         return torch.float32 if self.small else torch.bfloat16
 
     def small_pair(self, dtype: torch.dtype) -> tuple[Backbone, Backbone]:
-        """Returns a small target whose text varies, and a noisy copy of it as the draft."""
+        """Returns the small pair: a target whose text varies, and a noisy copy as its draft."""
         if dtype not in self._small_pairs:
             config = small_config(self.small)
             with torch.device(self.device):
@@ -157,10 +162,10 @@ def add_noise(model: Any, seed: int = 1) -> None:
 
 @torch.no_grad()
 def set_confidence(draft: Backbone, confidence: float) -> float:
-    """Scales a random draft's last norm, so that its likeliest tokens have this probability.
+    """Scales a random draft's last norm, so that its likeliest tokens have this mean probability.
 
-    A model of random weights has no favourites, and a draft without confidence is one of which
-    ``auto`` expects nothing. Returns the mean probability that was reached.
+    The next tokens of a random model are almost equally likely, and ``auto`` expects nothing of a
+    draft that is so unsure. Returns the mean probability that was reached.
     """
     norm = draft.text.norm.weight
     generator = torch.Generator().manual_seed(0)
@@ -170,6 +175,7 @@ def set_confidence(draft: Backbone, confidence: float) -> float:
     def reached(sharpness: float) -> float:
         return float((sharpness * logits).softmax(-1).amax(-1).mean())
 
+    # The probability grows with the sharpness, so bisection finds the sharpness.
     low, high = 1.0, MAX_SHARPNESS
     for _ in range(30):
         middle = (low * high) ** 0.5

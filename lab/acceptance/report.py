@@ -1,4 +1,8 @@
-"""Writes the results of an acceptance as JSON lines, and limits the time of its sections."""
+"""Writes the results of an acceptance as JSON lines, and limits the time of its sections.
+
+An acceptance is one run of ``python -m lab accept``, which checks on a GPU whether Saccade is right
+and fast. It consists of sections, which run one after another and must end within a given time.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ import torch
 import typer
 
 GRACE_SECONDS = 10.0  # Reserved at the end, to stop a section that takes too long.
-BEFORE_ALL = "start"
+BEFORE_ALL = "start"  # The name of what runs before the first section.
 T = TypeVar("T")
 
 
@@ -39,10 +43,11 @@ class Report:
     device: torch.device
     judges_time: bool = True  # False for shrunken shapes, whose speed means nothing.
     rivals: frozenset[str] = frozenset()
-    """Sections that only time what others made. One that fails or is cut off is no failure."""
-    failures: list[str] = field(default_factory=list)
+    """Sections that only time other people's software. That one of them fails or does not end in
+    time is no failure of the acceptance."""
+    failures: list[str] = field(default_factory=list)  # A sentence each.
     lines: list[dict[str, Any]] = field(default_factory=list)
-    section: str = BEFORE_ALL
+    section: str = BEFORE_ALL  # The current one.
     first_section_start: float = 0.0  # In seconds since the start of the process.
     deadline: float = math.inf  # Of the current section, in seconds since the start.
     start_time: float = field(default_factory=lambda: process_start())
@@ -85,8 +90,9 @@ class Report:
             self.check(False, sentence)
 
     def cases(self, cases: Iterable[T], of: str = "") -> Iterator[T]:
-        """Yields the cases for which there is time, assuming each takes as long as the longest yet.
+        """Yields the cases of the current section for which there is time.
 
+        A case is skipped where the longest case so far would not end in the time that is left.
         Writes a line that names the skipped cases; ``of`` says what they are cases of.
         """
         longest = 0.0
@@ -103,10 +109,11 @@ class Report:
             self.note(skipped=skipped, of=of or self.section, why=why)
 
     def run(self, section: str, until: float, work: Callable[[], None]) -> None:
-        """Runs a section, which may last until the share ``until`` of all the time is used.
+        """Runs a section, or skips it where less than a second is left for it.
 
-        An error in it is recorded by :meth:`fail`, and the next section runs. The shared time
-        begins with the first section, because the imports before it may take long.
+        The section may last until the share ``until`` of the time for all sections is used. That
+        time begins with the first section, because the imports before it may take long. An error in
+        the section is recorded by :meth:`fail`, so that the next section runs.
         """
         if self.section == BEFORE_ALL:
             self.first_section_start = self.elapsed()

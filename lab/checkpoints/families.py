@@ -1,4 +1,9 @@
-"""Builds the config and the processor of each family's tiny checkpoint."""
+"""Builds the config and the processor of each family's tiny checkpoint.
+
+The tests run on checkpoints of a few layers with random weights, which ``lab.checkpoints`` makes of
+what is built here. A family is an architecture of transformers, such as Qwen2-VL; those of 2025 and
+2026 are in ``newer_families.py``.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,14 @@ from typing import Any
 
 import transformers as hf
 
-PATCH, SIDE = 14, 56  # In pixels: a picture has 4 x 4 patches, or 2 x 2 tokens if four are merged.
+# Sides of a patch and of a picture, in pixels: a picture has 4 x 4 patches, or 2 x 2 tokens if four
+# patches are merged.
+PATCH, SIDE = 14, 56
+# The settings of a tiny vision tower.
 TOWER: dict[str, Any] = dict(
     hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2
 )
+# The settings of an image processor that maps pixels from 0..1 to -1..1.
 NORMAL = dict(image_mean=[0.5] * 3, image_std=[0.5] * 3)
 TILES = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]
 """The picture sizes that "any resolution" families cut into tiles, in pixels."""
@@ -24,7 +33,7 @@ class Size:
     layers: int = 2
     hidden: int = 128
     vocab: int = 320  # Rows of the embedding; the tokenizer uses fewer.
-    tied: bool = False  # Whether the embedding is the head as well.
+    tied: bool = False  # Whether the embedding is the output matrix as well.
 
     def text(self, **more: Any) -> dict[str, Any]:
         """Returns the fields of a text config, with ``more`` fields of a family."""
@@ -52,14 +61,19 @@ Parts = tuple[Any, Callable[[Any, str], Any]]
 
 @dataclass(frozen=True)
 class Family:
-    """What a family needs: its markup, its special tokens, and how its parts are built."""
+    """What a family needs: its markup, its special tokens, and how its parts are built.
 
-    build: Callable[[Size, Ids], Parts]
-    image: str = ""  # Markup in the chat template; empty if the family reads no images.
+    Markup is the text that stands for an image, a video or a sound in the chat template. It is
+    empty if the family reads none.
+    """
+
+    build: Callable[[Size, Ids], Parts]  # From the size, and the ids of ``tokens`` by name.
+    image: str = ""
     video: str = ""
     audio: str = ""
-    tokens: Mapping[str, str] = field(default_factory=dict)  # Special tokens by their attribute.
-    more: tuple[str, ...] = ()  # Special tokens without an attribute.
+    # The text of special tokens, by the name of the tokenizer's attribute, such as "image_token".
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    more: tuple[str, ...] = ()  # Further special tokens, for which the tokenizer has no attribute.
 
 
 # -- Qwen: a grid of patches, four of which merge, with positions on three axes ------------------
@@ -167,9 +181,9 @@ OMNI_TOKENS = {
 
 
 def _omni(size: Size, ids: Ids) -> Parts:
-    """Builds the whole model without its voice, like the hub's checkpoints.
+    """Returns the parts of Qwen 2.5 Omni without its voice, like the hub's checkpoints.
 
-    Only the thinker of such a checkpoint is loaded.
+    Only the thinker, which writes the text, is loaded from such a checkpoint.
     """
     thinker = hf.Qwen2_5OmniThinkerConfig(
         audio_config=dict(
@@ -215,11 +229,13 @@ LLAVA_TOKENS = {"image_token": "<image>", "video_token": "<video>"}
 
 
 def _clip(**more: Any) -> dict[str, Any]:
+    """Returns the settings of a CLIP vision tower, with ``more`` settings."""
     kind = dict(model_type="clip_vision_model", image_size=SIDE, patch_size=PATCH)
     return TOWER | dict(num_hidden_layers=2) | kind | more
 
 
 def _squares(**more: Any) -> dict[str, Any]:
+    """Returns the settings of a processor that crops pictures to squares, with ``more``."""
     edge = dict(height=SIDE, width=SIDE)
     return dict(size=dict(shortest_edge=SIDE), crop_size=edge, **NORMAL, **more)
 
@@ -229,8 +245,8 @@ def _llava(
 ) -> Callable[[Size, Ids], Parts]:
     """Returns the builder of a LLaVA family.
 
-    With ``tiles``, pictures are cut into tiles. Without a processor of ``videos``, the family reads
-    none. ``more`` has further fields of the config.
+    With ``tiles``, pictures are cut into tiles. ``videos`` is the class of the video processor, or
+    None if the family reads no videos. ``more`` has further fields of the config.
     """
     cut: dict[str, Any] = dict(image_grid_pinpoints=TILES) if tiles else {}
 
@@ -354,12 +370,13 @@ def _llama(size: Size, ids: Ids) -> Parts:
 def _qwen(build: Callable[[Size, Ids], Parts], *, each_frame: bool = False) -> Family:
     """Returns a Qwen family.
 
-    With ``each_frame``, the processor itself puts the start and end tokens around every frame.
+    With ``each_frame``, the processor itself puts the start and end tokens around every frame, so
+    the markup of a video has none.
     """
     start, end = QWEN_TOKENS["vision_start_token"], QWEN_TOKENS["vision_end_token"]
     image, video = QWEN_TOKENS["image_token"], QWEN_TOKENS["video_token"]
-    around = video if each_frame else f"{start}{video}{end}"
-    return Family(build, f"{start}{image}{end}", around, tokens=QWEN_TOKENS)
+    video_markup = video if each_frame else f"{start}{video}{end}"
+    return Family(build, f"{start}{image}{end}", video_markup, tokens=QWEN_TOKENS)
 
 
 FAMILIES: dict[str, Family] = {
@@ -418,7 +435,7 @@ FAMILIES: dict[str, Family] = {
             hf.VideoLlavaImageProcessor,
             hf.VideoLlavaVideoProcessor,
             tiles=False,
-            video_seq_length=8 * ((SIDE // PATCH) ** 2 + 1),
+            video_seq_length=8 * ((SIDE // PATCH) ** 2 + 1),  # 8 frames, each with a class token.
         ),
         "<image>\n",
         "<video>\n",

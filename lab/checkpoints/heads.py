@@ -1,8 +1,9 @@
-"""Gives tiny random checkpoints heads of random weights, in the layouts that are published.
+"""Makes draft heads of random weights for tiny random checkpoints, in the layouts of real heads.
 
-``add_own_head`` writes MTP tensors into a target's checkpoint. ``make_eagle3`` writes an EAGLE-3
-head as AngelSlim, SpecForge or speculators save it, and ``make_dflash`` a DFlash head as z-lab,
-speculators or transformers do.
+Tests load them, and so does ``python -m lab accept``. ``add_own_head`` writes a multi-token
+prediction head (MTP) into a target's checkpoint, as models have it that are published with a head.
+``make_eagle3`` writes an EAGLE-3 head as AngelSlim, SpecForge or speculators save it, and
+``make_dflash`` a DFlash head as z-lab, speculators or transformers do.
 """
 
 from __future__ import annotations
@@ -23,9 +24,13 @@ OwnLayoutName = Literal["mtp", "nextn"]
 Eagle3Style = Literal["angelslim", "specforge", "speculators"]
 DFlashStyle = Literal["z-lab", "speculators", "transformers"]
 
-HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32  # of the layers of EAGLE-3 and DFlash heads
-DFLASH_LAYERS, DFLASH_WINDOW, DFLASH_MASK = 2, 24, 3
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32  # The attention heads of EAGLE-3 and DFlash heads.
+DFLASH_LAYERS = 2
+DFLASH_WINDOW = 24  # Tokens that a layer with a sliding window sees.
+DFLASH_MASK = 3  # The id of the token that stands for a token to be drafted.
+# The tokens of a block, which a DFlash head drafts in one forward, by the head's style.
 DFLASH_BLOCKS: Mapping[DFlashStyle, int] = {"z-lab": 8, "speculators": 4, "transformers": 6}
+# The names of the tensors of a checkpoint's own head, by the layout.
 OWN_NAMES: Mapping[OwnLayoutName, Mapping[str, str]] = {
     "mtp": {
         "fc": "fc.weight",
@@ -45,9 +50,11 @@ OWN_NAMES: Mapping[OwnLayoutName, Mapping[str, str]] = {
 
 
 def random_own_head(target: Backbone, layout: OwnLayoutName, seed: int = 0) -> dict[str, Tensor]:
-    """Returns the tensors of a head like the target's last layer with keys, by their names within
-    the head."""
-    draw = _drawing(seed)
+    """Returns the tensors of a checkpoint's own head, by their names within the head.
+
+    Its layer has the shapes of the target's last layer of attention.
+    """
+    draw = _random_weights(seed)
     names, dim = OWN_NAMES[layout], target.config.hidden_size
     layer = target.text.layers[max(target.key_layers)]
     tensors = {names["layer"] + key: draw(each.shape) for key, each in layer.state_dict().items()}
@@ -58,20 +65,32 @@ def random_own_head(target: Backbone, layout: OwnLayoutName, seed: int = 0) -> d
 
 
 def add_own_head(folder: Path, target: Backbone, layout: OwnLayoutName, seed: int = 0) -> None:
-    """Writes a random head into a checkpoint of one file, beside the target's own tensors."""
+    """Writes a random head into a checkpoint of one file, beside the target's own tensors.
+
+    "mtp" names the tensors ``mtp.*``. "nextn" names them as one more layer of the language model.
+    """
     file = folder / "model.safetensors"
     tensors = load_file(file)
     prefix = "mtp."
     if layout == "nextn":
-        layers = next(key for key in tensors if re.search(r"layers\.0\.", key) and "vis" not in key)
-        prefix = f"{layers.partition('layers.0.')[0]}layers.{target.layer_count}."
+        # For a target of 2 layers with "model.layers.0.mlp.up_proj.weight" it is "model.layers.2.".
+        first_layer_key = next(
+            key for key in tensors if re.search(r"layers\.0\.", key) and "vis" not in key
+        )
+        path = first_layer_key.partition("layers.0.")[0]
+        prefix = f"{path}layers.{target.layer_count}."
     own = random_own_head(target, layout, seed)
     tensors |= {prefix + key: each.contiguous() for key, each in own.items()}
     save_file(tensors, file, metadata={"format": "pt"})
 
 
 def eagle3_settings(target: Backbone, style: Eagle3Style, draft_vocab: int) -> dict[str, Any]:
-    """Returns the config.json of a head for a target."""
+    """Returns the config.json of an EAGLE-3 head for a target.
+
+    The head reads three of the target's hidden states: the inputs of layers 0 and 1 and the output
+    of the last layer, or for specforge the inputs of layers 0, 1 and 2. (speculators counts inputs,
+    specforge outputs.) AngelSlim's config does not name them, and the head reads the default ones.
+    """
     layer = _layer_settings(target) | {
         "model_type": "llama",
         "num_hidden_layers": 1,
@@ -101,8 +120,8 @@ def eagle3_settings(target: Backbone, style: Eagle3Style, draft_vocab: int) -> d
 def random_eagle3(
     target: Backbone, style: Eagle3Style, draft_vocab: int, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Returns the tensors of a head, by the names of its style."""
-    draw, dim = _drawing(seed), target.config.hidden_size
+    """Returns the tensors of an EAGLE-3 head, by the names of its style."""
+    draw, dim = _random_weights(seed), target.config.hidden_size
     prefix = "layers.0." if style == "speculators" else "midlayer."
     shapes: dict[str, tuple[int, ...]] = {
         "self_attn.q_proj.weight": (HEADS * HEAD_DIM, 2 * dim),
@@ -144,8 +163,12 @@ def dflash_settings(
 ) -> dict[str, Any]:
     """Returns the config.json of a DFlash head for a target.
 
-    z-lab's has a layer with a window, which is causal; both layers of transformers' have one, and
-    none is causal; speculators' has a vocabulary of its own and drafts from the last token's row.
+    The styles differ so that every kind is tested:
+
+    - z-lab: one of the two layers has a sliding window, and that layer is causal.
+    - transformers: both layers have a sliding window, and none is causal.
+    - speculators: no layer has one. The head has a vocabulary of ``draft_vocab`` tokens, and the
+      row of the last committed token drafts the first token (in other styles, the first mask does).
     """
     kinds = {
         "z-lab": ["full_attention", "sliding_attention"],
@@ -196,7 +219,7 @@ def random_dflash(
     target: Backbone, style: DFlashStyle, draft_vocab: int | None = None, seed: int = 0
 ) -> dict[str, Tensor]:
     """Returns the tensors of a DFlash head, by the names of its style."""
-    draw, dim = _drawing(seed), target.config.hidden_size
+    draw, dim = _random_weights(seed), target.config.hidden_size
     tensors = {}
     for number in range(DFLASH_LAYERS):
         shapes: dict[str, tuple[int, ...]] = {
@@ -215,7 +238,7 @@ def random_dflash(
             "post_attention_layernorm": dim,
         }
         for name, shape in shapes.items():
-            # Attention counts for much, so that places and texts have drafts of their own.
+            # With a large output of attention, a draft depends on its place and on the text.
             scale = 8 if name.startswith("self_attn.o") else 1
             tensors[f"layers.{number}.{name}.weight"] = scale * draw(shape)
         for name, width in norms.items():
@@ -260,7 +283,7 @@ def _write_head(
 
 
 def _layer_settings(target: Backbone) -> dict[str, Any]:
-    """Returns the sizes of a head's layers, as configs have them."""
+    """Returns the sizes of the layers of an EAGLE-3 or DFlash head, as configs name them."""
     dim = target.config.hidden_size
     return {
         "hidden_size": dim,
@@ -282,14 +305,23 @@ def _speculators_settings(target: Backbone, algorithm: str) -> dict[str, Any]:
 
 
 def _known_ids(vocab: int, draft_vocab: int, seed: int) -> dict[str, Tensor]:
-    """Returns which of the target's ids a head knows, as such checkpoints store it."""
+    """Returns which of the target's ids a head knows, in the two tensors of real checkpoints.
+
+    "d2t" has for each id of the head how much larger the target's id is, and "t2d" for each id of
+    the target whether the head knows it. A head that knows the ids 2 and 5 of 6 has the "d2t"
+    [2, 4] and the "t2d" [False, False, True, False, False, True].
+    """
     generator = torch.Generator().manual_seed(seed)
     known = torch.randperm(vocab, generator=generator)[:draft_vocab].sort().values
     is_known = torch.zeros(vocab, dtype=torch.bool).index_fill_(0, known, True)
     return {"d2t": known - torch.arange(draft_vocab), "t2d": is_known}
 
 
-def _drawing(seed: int) -> Callable[[tuple[int, ...] | torch.Size], Tensor]:
+def _random_weights(seed: int) -> Callable[[tuple[int, ...] | torch.Size], Tensor]:
+    """Returns a function that draws random weights of a shape.
+
+    A matrix is scaled so that its product with a vector has entries as large as the vector's.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def draw(shape: tuple[int, ...] | torch.Size) -> Tensor:

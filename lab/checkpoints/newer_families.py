@@ -1,9 +1,10 @@
 """The families of 2025 and 2026, as data: what their tiny checkpoints are made of.
 
-Each row of ``NEWER_FAMILIES`` names transformers' own classes and the settings that make them
+The tests run on checkpoints of a few layers with random weights, which ``lab.checkpoints`` makes
+(``python -m lab make-checkpoint``). A family is an architecture of transformers, such as Gemma 3.
+Each entry of ``NEWER_FAMILIES`` names transformers' own classes and the settings that make them
 small. Language models with layers of several kinds have so many layers that each kind occurs, and
-windows are shorter than the prompts of the tests. ``EXTRA_PACKAGES`` names what some rows need
-beside transformers.
+windows are shorter than the prompts of the tests. Older families are in ``families.py``.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ EXTRA_PACKAGES = {
     "perception-lm": "timm",
     "smolvlm": "num2words",
 }
-"""The packages that transformers itself needs for a family."""
+"""The further package that transformers needs for a family of this file or of ``families.py``."""
 
 hf = AvailableClasses()
 
-PAD = 256  # The first id after those of bytes, which pads.
-WINDOW = 16  # Tokens: fewer than any prompt of the tests has.
+PAD = 256  # The id of the padding token, which is the first after the 256 ids of bytes.
+WINDOW = 16  # Tokens of a sliding window: fewer than any prompt of the tests has.
 
 
-# -- how a row becomes a config and a processor ------------------------------------------------
+# -- how a recipe becomes a config and a processor ---------------------------------------------
 
 
 @dataclass(frozen=True)
 class Times:
-    """A multiple of the language model's width."""
+    """A setting that is a multiple of the language model's hidden size."""
 
     factor: float
 
@@ -56,7 +57,7 @@ class Times:
 
 @dataclass(frozen=True)
 class PerLayer:
-    """A list with one entry a layer: the pattern repeated as often as there are layers."""
+    """A setting with one entry a layer: the pattern, repeated until every layer has an entry."""
 
     pattern: tuple[str, ...]
 
@@ -69,26 +70,26 @@ HIDDEN = Times(1)
 
 @dataclass(frozen=True)
 class Recipe:
-    """A family's classes and settings.
+    """What a family's tiny config and processor are made of. It is no drafting method.
 
-    ``text``, ``vision`` and ``top`` are settings of the config's parts, and may hold ``HIDDEN`` and
-    ``PerLayer``. ``ids`` maps settings of the whole config to names of special tokens, as
-    ``Family.tokens`` names them. ``readers`` are the parts of the processor and ``options`` its
-    other arguments. ``layers`` is the least number of layers, ``vocab`` the least number of rows of
-    the embedding.
+    ``text``, ``vision`` and ``top`` may hold ``Times`` and ``PerLayer`` values, which are filled in
+    when the size of the language model is known.
     """
 
-    config: Any
-    processor: Any
+    config: Any  # The class of the config.
+    processor: Any  # The class of the processor.
+    # The parts of the processor, such as its image processor: argument -> (class, its settings).
     readers: Mapping[str, tuple[Any, Mapping[str, Any]]]
+    # Settings of the whole config that are ids of special tokens: setting -> the token's name in
+    # ``Family.tokens``, or several names for a list of ids.
     ids: Mapping[str, str | Sequence[str]]
-    text: Mapping[str, Any] = field(default_factory=dict)
-    vision: Mapping[str, Any] = field(default_factory=dict)
-    top: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    layers: int = 2
-    vocab: int = 0
-    start: str | None = None  # The token that begins a text, where the processor writes one.
+    text: Mapping[str, Any] = field(default_factory=dict)  # Settings of the language model.
+    vision: Mapping[str, Any] = field(default_factory=dict)  # Settings of the vision tower.
+    top: Mapping[str, Any] = field(default_factory=dict)  # Other settings of the whole config.
+    options: Mapping[str, Any] = field(default_factory=dict)  # Other arguments of the processor.
+    layers: int = 2  # The least number of layers of the language model.
+    vocab: int = 0  # The least number of rows of the embedding.
+    start: str | None = None  # Text of the tokenizer's ``bos_token``, where the processor uses it.
     without: tuple[str, ...] = ()  # Settings of ``Size.text`` that this language model has not.
 
 
@@ -101,7 +102,7 @@ def _build(recipe: Recipe, size: Size, ids: Ids) -> Parts:
     config = recipe.config(
         text_config=text | _resolve(recipe.text, size),
         vision_config=_resolve(recipe.vision, size),
-        **{"tie_word_embeddings": False} | _resolve(recipe.top, size) | _numbers(recipe.ids, ids),
+        **{"tie_word_embeddings": False} | _resolve(recipe.top, size) | _ids_of(recipe.ids, ids),
     )
     return config, partial(_make_processor, recipe)
 
@@ -115,16 +116,16 @@ def _make_processor(recipe: Recipe, tokenizer: Any, template: str) -> Any:
     )
 
 
-def _numbers(named: Mapping[str, str | Sequence[str]], ids: Ids) -> dict[str, Any]:
-    """Returns the ids of named tokens."""
+def _ids_of(names: Mapping[str, str | Sequence[str]], ids: Ids) -> dict[str, Any]:
+    """Returns each setting with an id in place of a token's name, or a list in place of several."""
     return {
         key: ids[name] if isinstance(name, str) else [ids[each] for each in name]
-        for key, name in named.items()
+        for key, name in names.items()
     }
 
 
 def _resolve(value: Any, size: Size) -> Any:
-    """Returns settings with what depends on the language model's size filled in."""
+    """Returns settings in which ``Times`` and ``PerLayer`` are replaced by their values."""
     if isinstance(value, Times | PerLayer):
         return value.value(size)
     if isinstance(value, Mapping):
@@ -145,12 +146,14 @@ def _family(
 
 # -- settings that several families share ------------------------------------------------------
 
+# Sizes in these settings are pixels. GRID is for processors that cut a picture of any size into
+# patches, SQUARE for those that resize it to a square.
 ROPE = dict(rope_type="default", rope_theta=1e4)
 EDGE = dict(height=SIDE, width=SIDE)
 PIXELS = dict(shortest_edge=28 * 28, longest_edge=SIDE * SIDE * 4)
 GRID: dict[str, Any] = dict(size=PIXELS, patch_size=PATCH, merge_size=2, **NORMAL)
 GRID_IMAGES = GRID | dict(temporal_patch_size=2)
-GRID_VIDEOS = GRID_IMAGES | dict(do_sample_frames=False)
+GRID_VIDEOS = GRID_IMAGES | dict(do_sample_frames=False)  # The frames are sampled already.
 SQUARE: dict[str, Any] = dict(size=EDGE, **NORMAL)
 WHOLE_FRAMES = dict(cap_pixels_per_frame=False)
 SIGLIP = TOWER | dict(
@@ -208,7 +211,10 @@ QWEN35_MOE = replace(
 
 
 def _qwen3_omni(size: Size, ids: Ids) -> Parts:
-    """The whole model without its voice: only the thinker is read."""
+    """Returns the parts of Qwen 3 Omni without its voice, like the hub's checkpoints.
+
+    Only the thinker, which writes the text, is loaded from such a checkpoint.
+    """
     thinker = dict(
         audio_config=dict(
             num_mel_bins=16,
@@ -344,6 +350,7 @@ GEMMA_SOUND_TOKENS = {
     "boa_token": "<start_of_audio>",
     "eoa_token": "<end_of_audio>",
 }
+# The embedding has 320 rows. The vision tower's own token is id 318, the audio tower's is id 319.
 GEMMA3N = Recipe(
     config=hf.Gemma3nConfig,
     processor=hf.Gemma3nProcessor,
@@ -1062,4 +1069,4 @@ NEWER_FAMILIES: dict[str, Family] = {
     "minicpm-v4.7": _family(MINICPM47, MINICPM_TOKENS, "<|image_pad|>", "<|video_pad|>"),
     "molmo2": _family(MOLMO2, MOLMO2_TOKENS, "<|image|>", "<|video|>"),
 }
-"""By name; their kinds of prompt are in the tests."""
+"""The families by the names that ``python -m lab make-checkpoint`` takes."""

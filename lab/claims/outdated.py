@@ -1,7 +1,8 @@
-"""Says which stored runs cannot decide any more, so that no verdict rests on them.
+"""Lists stored runs that no longer show what Saccade does, so that no claim is judged by them.
 
-A run is known by the digest of what it holds. Once it was made again, its digest is another one,
-and its claims are judged without a change here.
+A claim is a paper's sentence that a stored run confirms or refutes (``lab.claims``). A listed run
+is recognized by the digest of its file's content. Once the run is made again its digest differs, so
+its claims are judged by the new run without a change here.
 """
 
 from __future__ import annotations
@@ -15,14 +16,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Outdated:
-    """Runs that something made unfit, by their digests.
-
-    ``methods`` are the methods whose numbers are unfit, or nothing for all of them.
-    """
+    """Stored runs that cannot be used any more, and why."""
 
     reason: str
-    digests: Mapping[str, str]
-    only_seconds: bool
+    digests: Mapping[str, str]  # A run's name -> the digest of its file's content.
+    only_seconds: bool  # Whether counts of tokens can still be used.
+    # The outdated parts of methods, such as "sage" or a shape's name; nothing if all are outdated.
     methods: tuple[str, ...] = ()
 
 
@@ -34,15 +33,17 @@ def digest(path: Path) -> str:
 
 
 def reason(name: str, content_digest: str, is_time: bool, methods: Sequence[str]) -> str:
-    """Returns why a run is unfit for a comparison of these methods, or nothing where it is fit."""
+    """Returns why these methods cannot be compared by a run, or nothing if they can.
+
+    ``name`` is the run's, and ``is_time`` says whether their seconds are compared.
+    """
+    # The parts of "specvlm/shape=sage" are "specvlm" and "sage".
     parts = {part.removeprefix("shape=") for method in methods for part in method.split("/")}
     for each in OUTDATED:
-        concerns = not each.methods or not parts.isdisjoint(each.methods)
-        if (
-            each.digests.get(name) == content_digest
-            and concerns
-            and (is_time or not each.only_seconds)
-        ):
+        is_this_run = each.digests.get(name) == content_digest
+        concerns_methods = not each.methods or not parts.isdisjoint(each.methods)
+        concerns_unit = is_time or not each.only_seconds
+        if is_this_run and concerns_methods and concerns_unit:
             return each.reason
     return ""
 

@@ -1,6 +1,8 @@
 """The commands ``python -m lab train-hybrid | hybrid``.
 
-They train a small Qwen3.5-like target and draft from the embedded pair, and measure methods on it.
+A hybrid has layers of attention and layers with a recurrent state, like Qwen3.5. The first command
+trains a small hybrid target and draft from the embedded pair, and the second measures methods on
+them.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ def train_hybrid(
         raise OptionError(f"unknown stage {unknown[0]!r}; stages: {', '.join(names)}")
     budget = {} if seconds is None else dict.fromkeys(chosen, seconds)
     hybrid.train(run_dir, chosen, budget)
+    # Some of the stages may have been chosen, so others may not be finished yet.
     if missing := hybrid.missing_stages(run_dir):
         out.print(f"nothing is written to {folder} before: {', '.join(missing)}", markup=False)
         return
@@ -77,8 +80,11 @@ def hybrid(
     from lab.studies import hybrid as study
     from lab.studies import hybrid_page
 
-    stored = path.with_suffix(".json")
-    facts: dict[str, Any] = json.loads(stored.read_text()) if stored.is_file() else {}
+    # Numbers of earlier runs are kept, because a run measures either seconds or everything else.
+    numbers_file = path.with_suffix(".json")
+    facts: dict[str, Any] = {}
+    if numbers_file.is_file():
+        facts = json.loads(numbers_file.read_text())
     pairs = study.pairs_to_compare(folder)
     command = shlex.join(["python", "-m", "lab", *sys.argv[1:]])
     machine = describe_machine()
@@ -90,9 +96,10 @@ def hybrid(
             facts["forwards"] = study.time_forwards(pairs, study.SIZES[0], tell)
             facts["layers"] = study.time_layers(study.SIZES[0], tell)
         else:
+            # A timed run's command and machine are kept, because its seconds depend on them.
             facts = {"command": command, "machine": machine} | facts
             facts["accuracy"] = study.measure_accuracy(pairs, tell)
             facts["acceptance"] = study.measure_acceptance(pairs, clips, tell)
-    stored.write_text(format_facts(facts) + "\n")
-    path.write_text(hybrid_page.page(json.loads(stored.read_text())))
+    numbers_file.write_text(format_facts(facts) + "\n")
+    path.write_text(hybrid_page.page(json.loads(numbers_file.read_text())))
     out.print(f"wrote the table to {path}", markup=False, soft_wrap=True)

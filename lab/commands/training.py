@@ -60,16 +60,24 @@ def evaluate(
     if unknown := [size for size in sizes if size not in agreement.FRAMES]:
         known_sizes = ", ".join(map(str, agreement.FRAMES))
         raise OptionError(f"there are no clips of {unknown[0]} visual tokens; sizes: {known_sizes}")
-    stored = None if out_file is None else out_file.with_suffix(".json")
-    before = json.loads(stored.read_text()) if stored is not None and stored.exists() else {}
+    # The numbers of an earlier evaluation have the learning curves, if the training run is gone.
+    numbers_file = None if out_file is None else out_file.with_suffix(".json")
+    earlier_results = {}
+    if numbers_file is not None and numbers_file.exists():
+        earlier_results = json.loads(numbers_file.read_text())
     with status("measuring", quiet=as_json) as on_progress:
         results = report.measure(
-            EMBEDDED, run_dir, clips=clips, sizes=sizes, before=before, on_progress=on_progress
+            EMBEDDED,
+            run_dir,
+            clips=clips,
+            sizes=sizes,
+            before=earlier_results,
+            on_progress=on_progress,
         )
     command = f"python -m lab eval --clips {clips}" + "".join(f" --tokens {n}" for n in sizes)
     figure = None
-    if out_file is not None and stored is not None:
-        stored.write_text(json.dumps(results, indent=1) + "\n")
+    if out_file is not None and numbers_file is not None:
+        numbers_file.write_text(json.dumps(results, indent=1) + "\n")
         if results["curves"]:
             figure = out_file.with_suffix(".png")
             report.draw_curves(results, figure)

@@ -1,4 +1,8 @@
-"""Watches a long live video and records what memory it takes and whether answers are exact."""
+"""Watches a long live video, for ``python -m lab live``: memory must stay flat, answers exact.
+
+A live video is a conversation to which frames are appended while questions are asked. Answers are
+exact if they are those of transformers' ``generate`` to the same prompt.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +23,26 @@ from saccade.world import drawing, scenes
 FRAMES = 600
 QUESTION = "What is happening now?"
 QUESTION_FRAMES = (90, 210, 330, 450, 570)
-"""After how many frames a question is asked: between two measurements of memory."""
-MEASURED_EVERY = 100  # Frames.
-WARM_FRAMES = 200  # Buffers and allocators have their size by then.
-ALLOWED_GROWTH = 0.02  # Of the memory after ``WARM_FRAMES``: allocators are never perfectly still.
-SCENE_FRAMES = 40
-FIRST_SCENE = 20_000_101
+"""After how many frames a question is asked. Memory is measured at other frames."""
+MEASURED_EVERY = 100  # Memory is measured after every so many frames.
+WARM_FRAMES = 200  # Buffers and allocators have reached their size after so many frames.
+# The share by which memory may grow after ``WARM_FRAMES``: allocators are never perfectly still.
+ALLOWED_GROWTH = 0.02
+SCENE_FRAMES = 40  # Frames of one scene; then the next scene begins.
+FIRST_SCENE = 20_000_101  # The seed of the first scene; the next scenes have the next seeds.
 MAX_NEW_TOKENS = 48
 
 
 @dataclass(frozen=True)
 class LiveMemory:
-    """Resident memory in bytes by the number of frames, and which answers were ``generate``'s."""
+    """The memory that a live video took, and whether each answer was ``generate``'s."""
 
-    resident: dict[int, int]
-    equal_answers: tuple[bool, ...]
+    resident: dict[int, int]  # The process's resident bytes, by the number of frames so far.
+    equal_answers: tuple[bool, ...]  # One for each of ``QUESTION_FRAMES``.
 
     @property
     def growth(self) -> float:
-        """The largest growth after the warm frames, as a share of the memory then."""
+        """The largest growth since ``WARM_FRAMES``, as a share of the memory after that frame."""
         warm = self.resident[WARM_FRAMES]
         later = [size for frames, size in self.resident.items() if frames > WARM_FRAMES]
         return max(later) / warm - 1
@@ -77,10 +82,15 @@ def watch_frames(
 ) -> LiveMemory:
     """Appends ``FRAMES`` frames to a live video and asks five questions meanwhile.
 
-    ``generate`` answers the same prompts once the live video is closed, so that its memory is not
-    counted. The prompts lie on the disk until then.
+    ``generate`` answers the same prompts after the live video is closed, so that the memory which
+    ``generate`` takes is not counted. The prompts lie on the disk until then.
 
-    ``on_measure`` is called with the number of frames so far and the resident bytes.
+    Args:
+        pair: the models.
+        method: how answers are drafted.
+        window: how much of the video is kept, such as "64 frames".
+        size: the side of a frame, in pixels.
+        on_measure: is called with the number of frames so far and the resident bytes.
     """
     process = psutil.Process()
     resident: dict[int, int] = {}

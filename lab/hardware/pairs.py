@@ -1,4 +1,8 @@
-"""Makes the table of docs/results/pairs.md: what pairs of published shapes need and may gain."""
+"""Makes the table of docs/results/pairs.md: what pairs of published shapes need and may gain.
+
+A shape is the config of a published checkpoint. No weights are read and nothing is timed: memory
+and seconds are computed from the sizes, and speedups are given for assumed acceptance rates.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +30,17 @@ PAIRS = (
 
 
 def examine_pair(target: str, draft: str, tokens: int = 8192, keep: float = 0.1) -> Diagnosis:
-    """Returns what a published pair needs and may gain in bfloat16 on a GPU with enough memory."""
+    """Returns what a published pair needs and may gain in bfloat16 on a GPU with enough memory.
+
+    The prompt has ``tokens`` tokens, and the draft reads the share ``keep`` of the visual ones.
+    """
     return examine(
         (target, CONFIGS[target]()),
         (draft, CONFIGS[draft]()),
         tokens=tokens + ANSWER_TOKENS,
         keep=keep,
         device="cuda",
-        free_bytes=2**60,
+        free_bytes=2**60,  # More than any pair needs, so that every pair fits.
     )
 
 
@@ -52,10 +59,10 @@ def table(tokens: int = 8192, keep: float = 0.1) -> str:
         diagnoses.items(), key=lambda item: -_outlook_at(item[1], TYPICAL_RATE).speedup
     ):
         typical, good = _outlook_at(diagnosis, TYPICAL_RATE), _outlook_at(diagnosis, 0.9)
-        step, drafted = (part.h100_seconds * 1e3 for part in diagnosis.parts)
+        target_ms, draft_ms = (part.h100_seconds * 1e3 for part in diagnosis.parts)
         lines.append(
-            f"| {pair[0]} | {pair[1]} | {format_bytes(diagnosis.needed)} | {step:.1f} | "
-            f"{drafted:.1f} | "
+            f"| {pair[0]} | {pair[1]} | {format_bytes(diagnosis.needed)} | "
+            f"{target_ms:.1f} | {draft_ms:.1f} | "
             f"{typical.length} | {typical.speedup:.1f} / {good.speedup:.1f} | "
             f"{diagnosis.conclusion.split(':')[0]} |"
         )
@@ -63,4 +70,5 @@ def table(tokens: int = 8192, keep: float = 0.1) -> str:
 
 
 def _outlook_at(diagnosis: Diagnosis, rate: float) -> Outlook:
+    """Returns the expected speedup at an acceptance rate."""
     return next(each for each in diagnosis.outlook if each.rate == rate)

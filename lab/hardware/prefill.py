@@ -1,4 +1,8 @@
-"""Measures seconds and memory of a long video's prefill and of one verification after it."""
+"""Measures seconds and memory of a long video's prefill and of one verification after it.
+
+``python -m lab prefill`` and ``verify`` print these. A verification is a forward of the target that
+judges the tokens of a draft.
+"""
 
 from __future__ import annotations
 
@@ -25,25 +29,29 @@ from saccade.world.suites import LENGTHS, suites
 
 @dataclass(frozen=True)
 class Reading:
-    """Seconds and bytes of a prefill; peaks are above the memory in use before their part began."""
+    """The seconds and bytes of reading one video and verifying one draft.
+
+    A peak is the most memory in use at any time, less the memory before that part began. It is None
+    where the device does not tell.
+    """
 
     visual_tokens: int
     prompt_tokens: int
     vision_seconds: float
     prefill_seconds: float
-    verify_seconds: float  # Of one forward of ``rows``.
+    verify_seconds: float  # Of one forward of ``rows`` tokens, and of keeping one of them.
     rows: int
     weights: int  # Bytes.
     kv: int  # Bytes of the KV cache made for the prompt.
-    vision_peak: int | None
-    prefill_peak: int | None  # Of the cache, one chunk of the prefill, and the verification.
+    vision_peak: int | None  # Bytes.
+    prefill_peak: int | None  # Bytes; of the prefill and the verification, with the cache.
 
 
 def measure_reading(target: Loaded, tokens: int, *, rows: int = 8, record: bool = False) -> Reading:
     """Reads a clip of about ``tokens`` visual tokens and verifies one draft, timing both.
 
-    With ``record``, the prefill records the text's attention too. Raises OptionError for a model
-    whose inputs do not have their videos' grids.
+    With ``record``, the prefill records the text's attention on the video too, by which some views
+    choose. Raises OptionError for a model whose inputs do not have their videos' grids.
     """
     backbone = target.backbone
     item = next(iter(suites()["shapes-caption"].items()))
@@ -56,7 +64,7 @@ def measure_reading(target: Loaded, tokens: int, *, rows: int = 8, record: bool 
     vision_peak = peak.bytes()
     peak = PeakMemory(backbone.devices)
     session = Session(backbone, [Sampling()], room=rows)
-    clock.lap()
+    clock.lap()  # Making the session is not part of the prefill's time.
     session.prefill(prompts, record=record)
     prefill = clock.lap()
     session.score({0: chain([0] * (rows - 1))})
@@ -109,8 +117,9 @@ def measure_verifications(
 def stretch_video(inputs: Inputs, tokens: int) -> Inputs:
     """Returns a video prompt with its frames repeated to about ``tokens`` visual tokens.
 
-    A processor would take long over such a clip, or limit it; only the model's work is timed here.
-    Raises OptionError for a model whose inputs do not have their videos' grids.
+    The inputs that the processor made are repeated, because it would take long over such a clip, or
+    shorten it. Only the model's work is timed here. Raises OptionError for a model whose inputs do
+    not have their videos' grids.
     """
     if "video_grid_thw" not in inputs or "mm_token_type_ids" not in inputs:
         raise OptionError(

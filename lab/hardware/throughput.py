@@ -22,15 +22,15 @@ from saccade.model.backbone import Backbone
 
 @dataclass(frozen=True)
 class Throughput:
-    """The throughput of a method with at most ``rows`` requests at once, medians over repeats."""
+    """The throughput of one method. Seconds are medians over repeats."""
 
     method: str
-    rows: int
+    rows: int  # The largest number of requests that are decoded at once.
     seconds: float  # Until the last answer is complete.
-    tokens: int
+    tokens: int  # Of all answers.
     first_token: float  # Median seconds from a request's start to its first token.
     between: tuple[float, float]  # Seconds a token after the first: median, 95th percentile.
-    same: bool = True  # Whether every answer equals that of the request decoded alone.
+    same: bool = True  # Whether every answer equals that of the first run of all.
 
     @property
     def tokens_per_second(self) -> float:
@@ -53,51 +53,58 @@ def measure_throughput(
 ) -> list[Throughput]:
     """Serves the requests by every method with every number of rows, in turns.
 
-    A first run warms up and does not count. A method keeps one scheduler throughout, as a server
-    does. Answers are compared with those of the very first run.
+    The first turn warms up and does not count. A method keeps one scheduler throughout, as a server
+    does. All answers are compared with those of the first run of all, which is by the first method
+    with the first number of rows. With one row these are answers of requests that ran alone.
     """
     schedulers = {method: Scheduler(target, resolve(method), draft) for method in methods}
     runs_by_case: dict[tuple[str, int], list[Throughput]] = {
         (method, most): [] for method in methods for most in rows
     }
-    alone: dict[int, tuple[int, ...]] = {}
+    reference: dict[int, tuple[int, ...]] = {}
     for run in range(repeat + 1):
         for most in rows:
             for method in methods:
                 ids, one = _run(schedulers[method], requests, method, most)
-                alone = alone or ids
+                reference = reference or ids
                 if run:
-                    runs_by_case[method, most].append(replace(one, same=ids == alone))
+                    runs_by_case[method, most].append(replace(one, same=ids == reference))
     return [_median(case_runs) for case_runs in runs_by_case.values()]
 
 
 def _run(
     scheduler: Scheduler, requests: Sequence[Request], method: str, rows: int
 ) -> tuple[dict[int, tuple[int, ...]], Throughput]:
-    """Serves the requests once; returns their ids by the request's place, and the figures."""
-    waiting = list(range(len(requests)))
-    numbers: dict[int, int] = {}
-    joined: dict[int, float] = {}
-    firsts: dict[int, float] = {}
+    """Serves the requests once, and returns each answer by its request's place, and the figures.
+
+    At most ``rows`` requests are decoded at once. The scheduler gives each request a number, which
+    is not its place in ``requests``.
+    """
+    waiting = list(range(len(requests)))  # Places.
+    place_of: dict[int, int] = {}  # By number.
+    join_time: dict[int, float] = {}  # By number.
+    first_token_seconds: dict[int, float] = {}  # By number, since the request joined.
     seconds_per_token: list[float] = []  # After the first token, one for each request.
-    ids: dict[int, tuple[int, ...]] = {}
-    began = time.perf_counter()
+    ids: dict[int, tuple[int, ...]] = {}  # By place.
+    start_time = time.perf_counter()
     while waiting or len(scheduler):
         while waiting and len(scheduler) < rows:
-            which = waiting.pop(0)
-            number = scheduler.join(requests[which])
-            numbers[number], joined[number] = which, time.perf_counter()
+            place = waiting.pop(0)
+            number = scheduler.join(requests[place])
+            place_of[number], join_time[number] = place, time.perf_counter()
         for news in scheduler.step():
             if news.error is not None:
                 raise news.error
             if news.round is not None:
-                firsts.setdefault(news.number, time.perf_counter() - joined[news.number])
+                waited = time.perf_counter() - join_time[news.number]
+                first_token_seconds.setdefault(news.number, waited)
             if news.result is not None:
-                answer = ids[numbers[news.number]] = news.result.ids
-                since = time.perf_counter() - joined[news.number] - firsts[news.number]
-                seconds_per_token.append(since / max(1, len(answer) - 1))
-    seconds = time.perf_counter() - began
-    tokens, first = sum(map(len, ids.values())), median(firsts.values())
+                answer = ids[place_of[news.number]] = news.result.ids
+                since_joining = time.perf_counter() - join_time[news.number]
+                since_first_token = since_joining - first_token_seconds[news.number]
+                seconds_per_token.append(since_first_token / max(1, len(answer) - 1))
+    seconds = time.perf_counter() - start_time
+    tokens, first = sum(map(len, ids.values())), median(first_token_seconds.values())
     between = median(seconds_per_token), float(np.quantile(seconds_per_token, 0.95))
     return ids, Throughput(method, rows, seconds, tokens, first, between)
 

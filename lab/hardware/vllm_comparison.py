@@ -1,7 +1,8 @@
 """Compares vLLM alone, compiled, with its n-grams and with our draft, for ``python -m lab vllm``.
 
-All engines are started before the first wave and then take turns, one wave each. Other load on the
-machine therefore affects all of them alike, and medians of one run can be compared.
+A wave is a number of questions that are sent to an engine at once. All engines are started before
+the first wave and then take turns: every engine answers the same wave before the next one. Other
+load on the machine therefore affects all of them alike, and medians of one run can be compared.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from saccade.inputs.checkpoints import NAMES
 
 TARGET, DRAFT = str(NAMES["shapes"]), str(NAMES["shapes-draft"])
 SUITE = "shapes-caption-2k"  # Its scenes were never drawn in training.
-MIN_ANSWER_TOKENS = 96  # Only clips whose stored plain answer is at least as long are used.
+# Only clips are used whose answer by plain decoding had so many tokens or more in a stored run.
+MIN_ANSWER_TOKENS = 96
 COMPILED_OPTIONS = {"enforce_eager": False}
+# No engine reuses what it computed for the same prompt or clip before.
 ENGINE_OPTIONS = {"enable_prefix_caching": False, "mm_processor_cache_gb": 0}
+# The engines that are compared, by their names in the table's rows.
 ROWS: Mapping[str, Setup] = {
     "vLLM, eager": Setup(TARGET),
     "vLLM, compiled": Setup(TARGET, engine=COMPILED_OPTIONS),
@@ -32,6 +36,7 @@ ROWS: Mapping[str, Setup] = {
     "ours": Setup(TARGET, {"draft": DRAFT}),
     "ours, compiled": Setup(TARGET, {"draft": DRAFT}, engine=COMPILED_OPTIONS),
 }
+# The marks in the page between which the table is written.
 BEGIN, END = "<!-- `python -m lab vllm` writes from here -->", "<!-- to here -->"
 
 
@@ -40,9 +45,9 @@ class Plan:
     """Says which engines are measured, with how many requests at once and how often."""
 
     at_once: tuple[int, ...] = (1, 8, 32)
-    repeat: int = 3
+    repeat: int = 3  # How many turns are recorded.
     tokens: int = 192  # The largest number of tokens of an answer.
-    rows: tuple[str, ...] = field(default=tuple(ROWS))
+    rows: tuple[str, ...] = field(default=tuple(ROWS))  # Names of ``ROWS``.
 
     def wave(self, at_once: int, turn: int) -> Wave:
         """Returns the questions of a turn, one clip of 2,048 visual tokens each.
@@ -51,7 +56,8 @@ class Plan:
         """
         seeds = long_answers()
         places = range(turn * at_once, (turn + 1) * at_once)
-        return clip_questions([seeds[place % len(seeds)] for place in places], 64, 224)
+        turn_seeds = [seeds[place % len(seeds)] for place in places]
+        return clip_questions(turn_seeds, frames=64, side=224)  # 2,048 visual tokens.
 
 
 def long_answers(results: Path = Path("docs/results/bench-2k/results.jsonl.gz")) -> list[int]:
@@ -65,8 +71,9 @@ def long_answers(results: Path = Path("docs/results/bench-2k/results.jsonl.gz"))
 
 
 def engine_setup(row: str, most: int) -> Setup:
-    """Returns a row's engine for at most ``most`` requests at once, of 2,048 visual tokens each."""
-    # The prompts of a wave are read in one step, so that no prefill falls into the decoding time.
+    """Returns the settings of a row's engine for at most ``most`` requests at once."""
+    # The prompts of a wave are read in one step, so that no prefill falls into the decoding time. A
+    # prompt has 2,048 visual tokens and some words, so 2,200 tokens are room enough.
     room = {"max_num_batched_tokens": 2200 * most, "max_num_seqs": most}
     own = ROWS[row]
     return replace(own, engine={**ENGINE_OPTIONS, **room, **own.engine})
@@ -105,13 +112,18 @@ def measure_turns(
 
 
 def wave_figures(results: WaveResults) -> dict[str, Any]:
-    """Returns the speeds, token counts and machine load of one wave."""
+    """Returns the speeds, token counts and machine load of one wave.
+
+    Both speeds are in tokens a second: "decoding" is that after the first token of each answer, and
+    "whole" is over all the time of the wave.
+    """
     (answers,) = results.answers
     tokens = sum(map(len, answers))
+    tokens_after_first = tokens - len(answers)
     return {
-        "decoding": (tokens - len(answers)) / results.decoding[0],  # In tokens a second.
+        "decoding": tokens_after_first / results.decoding[0],
         "whole": tokens / results.seconds[0],
-        "prompt": results.prompts[0][0],
+        "prompt": results.prompts[0][0],  # Tokens of the first question.
         "tokens": tokens,
         "drafted": results.drafted,
         "accepted": results.accepted,
@@ -138,7 +150,10 @@ def run_comparison(
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a Markdown table of medians over turns, with ratios to the first row."""
+    """Returns a Markdown table of medians over turns.
+
+    Ratios are to the first row of the same number of requests at once.
+    """
     lines = [
         "| at once | | decoding, tokens/s | whole, tokens/s | accepted | answers |",
         "|-" * 6 + "|",

@@ -1,4 +1,7 @@
-"""Runs FlashSpec, a library for text models, on the pair's models with the clip in their prompt."""
+"""Runs FlashSpec, a library for text models, on the pair's models with the clip in their prompt.
+
+This is one engine of the table of peers (``rows.py``), and runs in an environment of its own.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from saccade.core.prompt import Inputs
 class ModelWithClip(torch.nn.Module):
     """A vision-language model that can be called like a text model.
 
-    It reads the clip in every forward that begins a cache, and records when the first one ended.
+    FlashSpec passes ids and a KV cache but no video. So the clip of :meth:`set_clip` is added to
+    every forward that begins a cache. ``ready_time`` is when the first forward with it ended, or 0.
     """
 
     def __init__(self, model: Any) -> None:
@@ -42,14 +46,16 @@ class ModelWithClip(torch.nn.Module):
     ) -> Any:
         arguments: dict[str, Any] = {"use_cache": use_cache, "logits_to_keep": logits_to_keep}
         if past_key_values is None:
-            # A cache may begin before the last prompt token, or with tokens of the answer.
+            # The arguments that have an entry for each token must fit these ids. FlashSpec may
+            # begin a cache with fewer ids than the prompt has, or with those of the answer as well.
             text_names = ("input_ids", "attention_mask", "mm_token_type_ids")
             arguments |= {
                 name: value for name, value in self.inputs.items() if name not in text_names
             }
             kinds = self.inputs["mm_token_type_ids"]
-            more = input_ids.shape[1] - kinds.shape[1]
-            arguments["mm_token_type_ids"] = torch.nn.functional.pad(kinds, (0, more))
+            # Padding with 0, which is text, or cutting off where the number is negative.
+            missing = input_ids.shape[1] - kinds.shape[1]
+            arguments["mm_token_type_ids"] = torch.nn.functional.pad(kinds, (0, missing))
         out = self.model(input_ids, past_key_values=past_key_values, **arguments)
         self.ready_time = self.ready_time or time.perf_counter()
         return out
@@ -58,12 +64,12 @@ class ModelWithClip(torch.nn.Module):
 def start(task: Task) -> Callable[[int], Turn]:
     """Makes the engine, and returns the function that answers with at most so many tokens."""
     pair = load_task(task)
-    place, dtype = torch.device("cpu"), torch.float32
+    device, dtype = torch.device("cpu"), torch.float32
     target, draft = (ModelWithClip(one.backbone.model) for one in (pair.target, pair.draft))
     engine = SpeculativeEngine(
         FlashSpecConfig(device="cpu", sampling=SamplingConfig(temperature=0.0)),
-        [HuggingFaceDrafter("draft", place, dtype, temperature=0.0, model=draft)],
-        TargetModel("target", place, dtype, model=target),
+        [HuggingFaceDrafter("draft", device, dtype, temperature=0.0, model=draft)],
+        TargetModel("target", device, dtype, model=target),
     )
     stops = pair.target.backbone.model.generation_config.eos_token_id
 
@@ -74,7 +80,7 @@ def start(task: Task) -> Callable[[int], Turn]:
         draft.set_clip(inputs)
         result = engine.generate(inputs["input_ids"], tokens, torch.tensor([stops]).flatten())
         total = time.perf_counter() - start_time
-        row = result.output_ids[0]
+        row = result.output_ids[0]  # Filled up with negative numbers.
         return Turn(tuple(row[row >= 0].tolist()), target.ready_time - start_time, total)
 
     return answer

@@ -1,7 +1,9 @@
-"""Defines the rows of the table of peers, and makes the table.
+"""Defines the rows of the table of peers, and makes the table, for ``python -m lab peers``.
 
-This module imports no engine, because every environment imports it. A turn is measured from frames
-in memory and words to tokens, and includes each engine's own processor.
+The table compares Saccade with other engines on one prompt: a clip and a question about it. Each
+engine runs in an environment of its own, and every environment imports this module, so it imports
+no engine. A turn is one answer. Its time begins with the frames in memory and the question's words,
+so it includes each engine's own processor.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ GENERATE = "transformers, `generate`"  # All answers are compared with this row'
 class Task:
     """The prompt that every engine answers, and the number of its threads."""
 
-    frames: str  # A numpy file: uint8 [frames, height, width, 3].
+    frames: str  # The path of a numpy file: uint8 [frames, height, width, 3].
     scene: tuple[int, int, int]  # The same clip as (seed, number of frames, pixels a side).
     seconds: float  # The clip's length.
-    words: str
+    words: str  # The question.
     threads: int
 
 
@@ -32,7 +34,7 @@ class Turn:
     ids: tuple[int, ...]
     first: float  # Seconds to the first id.
     total: float  # Seconds to the last id.
-    early: int = 1  # How many ids came together with the first.
+    early: int = 1  # How many ids came together with the first, itself included.
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,14 @@ class Row:
     engine: str  # Names the environment, and the module of this package that runs in it.
     packages: tuple[str, ...]  # Those whose versions the table shows.
     remark: str = ""
-    positions: str = GENERATE  # The row that decodes plainly at this engine's positions.
+    # The reference with the positions that this engine gives to a prompt: the row ``GENERATE`` or
+    # one of ``REFERENCES``.
+    positions: str = GENERATE
 
 
-# Plain decoding with other positions of the text after a video than transformers has since 5.3.
+# Engines give different positions to the text after a video, and so may answer differently. These
+# references are plain decoding with other positions than transformers has had since 5.3: those that
+# the models were trained with, and those where each pair of frames lasts a second.
 TRAINED = "trained"
 A_SECOND = "a second a cell"
 REFERENCES = (TRAINED, A_SECOND)
@@ -78,9 +84,10 @@ ROWS = (
 
 
 def compare_answer(ids: Sequence[int], own: str, answers: Mapping[str, Sequence[int]]) -> str:
-    """Says whether an answer equals that of ``generate``, or the first token that differs.
+    """Says whether an answer equals that of ``generate``, or which token is the first to differ.
 
-    If it differs, it is also compared with plain decoding at the engine's ``own`` positions.
+    ``own`` names the reference with the engine's own positions, and ``answers`` has the references'
+    ids by name. An answer that differs from ``generate``'s is compared with that reference too.
     """
     if GENERATE not in answers:
         return "not compared"
@@ -96,7 +103,7 @@ def compare_answer(ids: Sequence[int], own: str, answers: Mapping[str, Sequence[
 def _first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
     """Returns the place of the first difference, or None if there is none.
 
-    If one answer continues the other, it is the place where the shorter one ends.
+    If one answer continues the other, the place is that after the shorter one's last id.
     """
     for place, (one, other) in enumerate(zip(ids, others, strict=False)):
         if one != other:
@@ -106,10 +113,10 @@ def _first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
 
 def figures(turn: Turn) -> dict[str, float]:
     """Returns the seconds to the first token, and the tokens a second after it and in all."""
-    after = len(turn.ids) - turn.early
+    later_ids = len(turn.ids) - turn.early
     return {
         "first": turn.first,
-        "decode": after / (turn.total - turn.first) if after else 0.0,
+        "decode": later_ids / (turn.total - turn.first) if later_ids else 0.0,
         "whole": len(turn.ids) / turn.total,
     }
 
@@ -117,7 +124,9 @@ def figures(turn: Turn) -> dict[str, float]:
 def table(facts: Mapping[str, Any]) -> str:
     """Returns a Markdown table of medians over turns, with ratios to those of ``generate``.
 
-    Every row is in the table; one that could not run says why.
+    Every row is in the table, and a row that could not run says why. ``facts`` has "runs" (turns
+    with their rows' names), "answers" (the references' ids), "errors" by row and "versions" by
+    engine.
     """
     errors, versions, answers = facts["errors"], facts["versions"], facts["answers"]
     turns: dict[str, list[Turn]] = {row.name: [] for row in ROWS}
@@ -158,4 +167,5 @@ def _medians(turns: Sequence[Turn]) -> dict[str, float]:
 
 
 def _rate_cell(name: str, own: Mapping[str, float], base: Mapping[str, float]) -> str:
+    """Returns a rate, with its ratio to that of ``base`` if there is one."""
     return f"{own[name]:.0f}" + (f" ({own[name] / base[name]:.2f}x)" if base.get(name) else "")

@@ -1,4 +1,10 @@
-"""Runs methods on real weights beside ``generate()``, and stores what has been measured so far."""
+"""Runs methods on real weights beside ``generate()``, and stores what has been measured so far.
+
+The studies of real weights (``python -m lab real``, ``text``, ``seeing``) share this. A method's
+answer about a document is compared with that of transformers' ``generate()``, the reference. Two
+kinds of rows are stored: "measured" rows have a method's answer, and "looked" rows say which of the
+document's tokens the target attends to while it answers (``attention_sets.py``).
+"""
 
 from __future__ import annotations
 
@@ -39,21 +45,27 @@ METHODS = (
 )
 ANSWER_HEADER = "<|im_start|>assistant\n"  # The text before an answer in the model's template.
 # With this penalty a greedy answer of this model hardly ever repeats itself. Without it two fifths
-# of an answer do, and any draft predicts a loop.
+# of an answer repeat what was said before, and any draft predicts a repetition.
 REPETITION_PENALTY = 1.1
 Settings = Mapping[str, Any]
 """The arguments that ``generate()`` and every method share."""
 MeasureAttention = Callable[[Loaded, Document, Sequence[int], PrefixCache], list[AttentionShare]]
+"""From a model, a document, the ids of its answer and the prompt cache to the "looked" rows."""
 
 
 class AnswerPenalty(LogitsProcessor):
-    """Keskar et al.'s penalty (2019, CTRL) on tokens that stand in the answer already.
+    """Keskar et al.'s repetition penalty (2019, CTRL), for tokens of the answer alone.
 
-    Hugging Face's also counts the prompt's tokens, so that an answer avoids its document's words.
+    Hugging Face's processor penalizes the prompt's tokens too, so that an answer would avoid the
+    words of its document.
     """
 
     def __init__(self, penalty: float, header: Sequence[int]) -> None:
-        """``header`` has the ids before an answer; its first id begins nothing else."""
+        """``header`` has the ids directly before an answer.
+
+        The answer is found behind the last place of the header's first id, so no answer may contain
+        that id.
+        """
         self.penalty = penalty
         self.header = tuple(header)
 
@@ -62,10 +74,11 @@ class AnswerPenalty(LogitsProcessor):
     ) -> Float[Tensor, "batch vocab"]:
         penalized = scores.clone()
         for text, row in zip(ids, penalized, strict=True):
-            headers = (text == self.header[0]).nonzero()
-            answer_tokens = (
-                text[int(headers[-1]) + len(self.header) :].unique() if len(headers) else text[:0]
-            )
+            header_places = (text == self.header[0]).nonzero()
+            answer_tokens = text[:0]
+            if len(header_places):
+                answer_tokens = text[int(header_places[-1]) + len(self.header) :].unique()
+            # Ids for which there is no score are left out.
             answer_tokens = answer_tokens[answer_tokens < len(row)]
             row[answer_tokens] = torch.where(
                 row[answer_tokens] < 0,
@@ -87,32 +100,23 @@ def answer_settings(model: Loaded, count: int, penalty: float) -> dict[str, Any]
 
 @dataclass(frozen=True)
 class MethodResult:
-    """One method's answer about one document.
+    """One method's answer about one document. The field names are those of the stored rows."""
 
-    The field names are those of the stored rows.
-
-    ``same`` says whether it is ``generate()``'s answer, ``repeated`` is the share of its four-grams
-    that occurred in it before, ``tau`` counts tokens per target forward, and ``drafted`` those per
-    round. ``kept`` counts the document's tokens that the draft reads, and ``taken`` has the number
-    of accepted tokens of each forward. ``seconds`` are of the whole answer; a prompt that was in
-    the cache is not read again in them.
-    """
-
-    document: str
-    digest: str
+    document: str  # The document's name.
+    digest: str  # Of the document's text and task.
     task: str
     prompt_tokens: int
     method: str
-    same: bool
-    tokens: int
-    repeated: float
-    tau: float | None
-    accepted: float | None
-    drafted: float
-    kept: int | None
+    same: bool  # Whether the answer is ``generate()``'s.
+    tokens: int  # Of the answer.
+    repeated: float  # The share of the answer's four-grams that occurred in it before.
+    tau: float | None  # Tokens per target forward.
+    accepted: float | None  # The acceptance rate.
+    drafted: float  # Drafted tokens per target forward.
+    kept: int | None  # How many of the document's tokens the draft reads.
     decode_seconds: float
-    taken: Sequence[int] = ()
-    seconds: float = 0.0
+    taken: Sequence[int] = ()  # The number of accepted tokens of each target forward.
+    seconds: float = 0.0  # Of the whole answer, without the prefill of a prompt from the cache.
 
     @classmethod
     def of(
@@ -140,8 +144,10 @@ class MethodResult:
 def model_inputs(
     model: Loaded, document: Document, ask: MakeInputs = document_inputs
 ) -> dict[str, Any]:
-    """Returns the inputs of a document as ``generate()`` takes them, without our mark of its
-    text."""
+    """Returns the inputs about a document as ``generate()`` takes them.
+
+    ``DOCUMENT_MASK`` is left out: it marks the document's tokens for our views alone.
+    """
     return {name: value for name, value in ask(model, document).items() if name != DOCUMENT_MASK}
 
 
@@ -166,8 +172,9 @@ def answer_documents(
 ) -> list[MethodResult]:
     """Returns one method's answers about several documents, decoded in one batch.
 
-    ``prompt_cache`` has the prompts that were prefilled before; None: every prompt is read. Raises
-    MethodError where a draft failed, because its numbers would be wrong.
+    ``references`` are ``generate()``'s answers, in the order of the documents. ``prompt_cache`` has
+    the prompts that were prefilled before; if it is None, every prompt is prefilled. Raises
+    MethodError where drafting fell back to plain decoding, because the numbers would be wrong.
     """
     target = model.backbone
     if prompt_cache is not None:
@@ -183,22 +190,25 @@ def answer_documents(
 
 
 class Results:
-    """The results so far, stored in a file if one is named.
+    """The results of a run so far, which are written to a file after each step if one is named.
 
-    An interrupted run continues from its file, if the settings and a document's text are the same.
+    An interrupted run continues from its file if the model, the settings and the size of a batch
+    are the same. A stored row counts as long as its document's text is the same.
     """
 
     def __init__(
         self, path: Path | None, facts: Mapping[str, Any], kinds: Sequence[str] = ROW_KINDS
     ) -> None:
-        """``kinds`` are the kinds of rows."""
+        """``facts`` say what is run, and ``kinds`` which kinds of rows there are.
+
+        ``facts`` must have "model", "settings" and "together", the number of documents in a batch.
+        """
         self._path = path
         self.facts: dict[str, Any] = {**facts, "truths": {}, **{kind: [] for kind in kinds}}
         if path is None or not path.is_file():
             return
         earlier = json.loads(path.read_text())
-        same = all(earlier.get(name) == facts[name] for name in ("model", "settings"))
-        if same and earlier.get("together") == facts["together"]:
+        if all(earlier.get(name) == facts[name] for name in ("model", "settings", "together")):
             self.facts.update({name: earlier[name] for name in ("truths", *kinds)})
 
     def missing(
@@ -217,8 +227,10 @@ class Results:
         generate: Callable[[], Sequence[int]],
         kind: str = "measured",
     ) -> tuple[int, ...]:
-        """Returns ``generate()``'s answer about a document for rows of this kind, and generates it
-        only once."""
+        """Returns ``generate()``'s answer about a document for rows of this kind.
+
+        ``generate`` is called only if that answer is not stored.
+        """
         key = document.digest if kind == "measured" else f"{document.digest} {kind}"
         if key not in self.facts["truths"]:
             self.facts["truths"][key] = list(generate())
@@ -254,7 +266,10 @@ class Results:
 
 
 def forward_costs(model: Loaded, tokens: int) -> dict[str, Any]:
-    """Returns the seconds of the target's forwards by rows, over about ``tokens`` keys."""
+    """Returns the seconds of the target's forwards over about ``tokens`` cached keys.
+
+    "rows" are the numbers of tokens in a forward, and "seconds" the time of each.
+    """
     target, context = model.backbone, context_bucket(tokens)
     measured = measure_costs(target, target, context=context, draft_context=context)
     return {"context": context, "rows": measured.rows, "seconds": measured.target}
@@ -273,7 +288,22 @@ def run_methods(
     ask: MakeInputs = document_inputs,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Adds what ``results`` lack of these documents and methods, and the target's attention."""
+    """Measures every method and document that ``results`` do not have yet, and adds the rows.
+
+    If a method's row about one document of a batch is missing, the whole batch is answered.
+
+    Args:
+        model: the target.
+        documents: what is answered about; ``together`` of them are one batch.
+        recipes: the methods.
+        settings: as ``generate()`` takes them.
+        results: gets the rows.
+        together: the number of documents in a batch.
+        look: measures the target's attention along the reference, if that is wanted.
+        draft: the draft model, for methods with one.
+        ask: makes the inputs about a document.
+        on_progress: is called with a line about what is measured next.
+    """
     prompt_cache = PrefixCache(PROMPT_CACHE_BYTES)
     for start in range(0, len(documents), together):
         group = documents[start : start + together]
@@ -303,7 +333,7 @@ def run_methods(
 
 
 def format_facts(facts: Mapping[str, Any]) -> str:
-    """Returns JSON with a row a line, so that files of it can be read and compared."""
+    """Returns JSON with one row of a list on each line, so that versions can be compared."""
     lines = {
         name: "[\n  " + ",\n  ".join(json.dumps(row) for row in value) + "\n ]"
         if isinstance(value, list) and value

@@ -1,4 +1,14 @@
-"""Measures where a target on real weights attends in a document while it answers about it."""
+"""Measures where a target on real weights attends in a document while it answers about it.
+
+A set is some of the document's tokens, the same share for each head, chosen in one of the ways of
+``CHOICES``: by the attention of the prompt's text or of recent answer tokens, evenly, at random, or
+otherwise. For each set two things are measured: how much of the target's attention to the document
+falls on it, and how often the target's next token stays the same if it sees that set alone. Views
+choose such sets for a draft, so this says how good a draft could be.
+
+The mass of a document's token is the attention that it gets: softmax weights, averaged over the
+rows that attend and over the query heads of a KV head.
+"""
 
 from __future__ import annotations
 
@@ -22,42 +32,45 @@ from saccade.model.prefix_cache import PrefixCache
 from saccade.model.session import Session
 
 STEP_TOKENS = 8  # Tokens of the answer between two measurements.
-SHARES = (0.05, 0.1, 0.25, 0.5)
-SINKS = 4
-RANDOM_DRAWS = 5
-SETS_PER_FORWARD = 4  # Each set has a cache of its own.
+SHARES = (0.05, 0.1, 0.25, 0.5)  # Of the document's tokens that a set has.
+SINKS = 4  # The first tokens of a document, which models attend to whatever they say.
+RANDOM_DRAWS = 5  # Random sets, whose results are averaged.
+SETS_PER_FORWARD = 4  # Sets that are tried in one batch, because each has a cache of its own.
 
+# True where a head sees a token of the document.
 KeptMask = Bool[torch.Tensor, "layer kv_head seen"]
 Mass = Float[torch.Tensor, "layer kv_head seen"]
 ChooseRows = Callable[[Mass, Mass, Mass, int], KeptMask]
-"""Takes the mass at prefill, at the step before and now, and a count; returns the chosen rows."""
+"""Takes the mass at prefill, at the step before and now, and a count; returns so many rows."""
 ChoicesOf = Callable[[Prefill], Mapping[str, Sequence[ChooseRows]]]
+"""From the target's prefill to the ways of choosing, by name. Results of a name are averaged."""
 MakeInputs = Callable[[Loaded, Document], Inputs]
 """Returns a model's inputs for a document and the task about it."""
 
 
 @dataclass(frozen=True)
 class AnswerStep:
-    """Some tokens of an answer, the target's next token after each, and the mass before and now."""
+    """``STEP_TOKENS`` tokens of an answer, and where the target attends while it reads them."""
 
     tokens: list[int]
-    next: list[int]
-    before: Mass
-    now: Mass
+    next: list[int]  # The target's arg-max after each of the tokens.
+    before: Mass  # At the step before this one; at the first step, that of the prefill.
+    now: Mass  # Of these tokens' attention.
 
 
 @dataclass(frozen=True)
 class AttentionShare:
-    """The share of a document's attention mass on a set of its tokens, while it is answered about.
+    """What was measured for one way of choosing a set, over one answer about a document.
 
-    ``agrees`` says how often the target's next token is the same when it sees the set alone.
+    The field names are those of the stored rows.
     """
 
-    document: str
-    digest: str
-    keep: float
-    chosen: str
-    mass: float
+    document: str  # The document's name.
+    digest: str  # Of the document's text and task.
+    keep: float  # The share of the document's tokens that the set has.
+    chosen: str  # How the set was chosen: a name of ``CHOICES``.
+    mass: float  # The share of the attention to the document that falls on the set.
+    # How often the target's next token is the same when it sees the set alone, if measured.
     agrees: float | None
 
 
@@ -77,11 +90,12 @@ def measure_attention_sets(
     shares: Sequence[float] = SHARES,
     chosen: ChoicesOf = lambda first: CHOICES,
 ) -> list[AttentionShare]:
-    """Measures for each way of choosing a set how much of the current attention mass it has.
+    """Measures the sets of ``CHOICES`` (or ``chosen``) along an answer, one row for each and share.
 
-    Also measures how often the target's next token is the same where it sees that set alone. Both
-    are means over an answer that is read again ``STEP_TOKENS`` tokens at a time.
+    The target reads the answer again, ``STEP_TOKENS`` tokens at a time, and both measurements are
+    means over these steps. Returns no rows for an answer that is no longer than one step.
     """
+    # First the whole document is read, and then each step with the attention of its tokens.
     target = model.backbone.with_prefix_cache(prompt_cache)
     (prompt,) = target.prompts(ask(model, document))
     session = Session(target, [Sampling()], room=len(answer_ids))
@@ -101,6 +115,7 @@ def measure_attention_sets(
         before = now
     if not steps:
         return []
+    # Then every way of choosing is tried, with each share.
     results, choices = [], chosen(first)
     sets = [(name, choose) for name, choosers in choices.items() for choose in choosers]
     for keep in shares:
@@ -118,6 +133,7 @@ def measure_attention_sets(
                     document.name, document.digest, keep, name, mass, fmean(agreement[name])
                 )
             )
+        # Sinks get much attention whatever they say, so one set is measured without them.
         without_sinks = [replace(step, now=step.now[..., SINKS:]) for step in steps]
         (chooser,) = choices[SHARED_ORACLE]
         mass = fmean(_share(chooser, first.mass, step, keep) for step in without_sinks)
@@ -136,64 +152,82 @@ def _agreement(
     keep: float,
     steps: Sequence[AnswerStep],
 ) -> Iterator[tuple[str, list[float]]]:
-    """Yields for each step and set, by its name, whether the target's next tokens are the same."""
+    """Yields for each step and set whether the target's next tokens stay the same.
+
+    ``first`` is the prefill with the keys of prompt and answer. Each of ``ways`` gets a fork, a
+    request that begins with copies of these keys. A fork sees all text, but of the document only
+    the chosen rows. At each step its rows are chosen anew, and it reads the step's tokens to
+    predict those that follow. Then it gets the step's keys as the target made them that saw
+    everything.
+    """
     assert first.mass is not None
     prompt, first_mass = first.prompt, first.mass
-    draft = Session(target, [Sampling()] * len(ways), room=STEP_TOKENS * (len(steps) + 1))
+    forks = Session(target, [Sampling()] * len(ways), room=STEP_TOKENS * (len(steps) + 1))
 
     def visible_prompt(choose: ChooseRows, before: Mass, now: Mass) -> Prompt:
         return _select_visible(prompt, choose(first_mass, before, now, kept_count(keep, now)))
 
     chosen = [visible_prompt(choose, first_mass, first_mass) for _, choose in ways]
     assert first.cache is not None
+    # The forks begin at the prompt's end, so the answer's keys are hidden while they are made.
     answered = first.cache.length - len(prompt)
-    first.cache.truncate(len(prompt))  # The forks begin at the prompt's end.
-    draft.fork([first] * len(ways), chosen, can_reselect=True)
+    first.cache.truncate(len(prompt))
+    forks.fork([first] * len(ways), chosen, can_reselect=True)
     first.cache.advance(answered)
     for step in steps:
         for number, (_, choose) in enumerate(ways):
-            draft.reselect(number, visible_prompt(choose, step.before, step.now))
-        scored = draft.score(dict.fromkeys(range(len(ways)), chain(step.tokens)))
+            forks.reselect(number, visible_prompt(choose, step.before, step.now))
+        scored = forks.score(dict.fromkeys(range(len(ways)), chain(step.tokens)))
         for (name, _), scores in zip(ways, scored.values(), strict=True):
             continued = [int(row.argmax()) for row in scores.rows[1:]]
             yield name, [float(a == b) for a, b in zip(step.next, continued, strict=True)]
-        draft.commit(dict.fromkeys(range(len(ways)), step.tokens))
+        forks.commit(dict.fromkeys(range(len(ways)), step.tokens))
 
 
 def _share(choose: ChooseRows, first: Mass, step: AnswerStep, keep: float) -> float:
+    """Returns the share of a step's mass that falls on a set, on average over layers and heads."""
     mask = choose(first, step.before, step.now, kept_count(keep, step.now))
     return float(((step.now * mask).sum(-1) / step.now.sum(-1)).mean())
 
 
 def kept_count(keep: float, mass: Mass) -> int:
+    """Returns how many of a document's tokens are the share ``keep`` of them."""
     return max(1, round(keep * mass.shape[-1]))
 
 
 def _select_visible(prompt: Prompt, mask: KeptMask) -> Prompt:
     """Returns the prompt with all its text, where each head sees these rows of the document."""
+    # For each layer and head, the places in the prompt of the chosen rows and of the text. Every
+    # head has the same number of chosen rows.
     visual = prompt.index[prompt.visual][mask.nonzero()[:, 2].view(*mask.shape[:2], -1)]
     text = prompt.index[~prompt.visual].expand(*mask.shape[:2], -1)
     return replace(prompt, reading=Reading(heads=torch.cat([text, visual], -1).sort(-1).values))
 
 
 def _top_rows(mass: Mass, count: int) -> KeptMask:
+    """Chooses for each head the rows with most mass."""
     chosen = mass.topk(count, -1).indices
     return torch.zeros_like(mass, dtype=torch.bool).scatter_(-1, chosen, True)
 
 
 def _shared_top_rows(mass: Mass, count: int) -> KeptMask:
+    """Chooses for all heads the rows with most mass on average over layers and heads."""
     return _top_rows(mass.mean((0, 1)).expand_as(mass).contiguous(), count)
 
 
 def mask_of_rows(mass: Mass, rows: torch.Tensor) -> KeptMask:
+    """Chooses the same rows for all heads: these numbers, or where a mask of rows is true."""
     mask = torch.zeros_like(mass, dtype=torch.bool)
     mask[..., rows] = True
     return mask
 
 
 def _sinks_and_last(mass: Mass, count: int) -> KeptMask:
+    """Chooses the first ``SINKS`` rows and as many of the last ones as ``count`` has left."""
     row = torch.arange(mass.shape[-1])
-    return mask_of_rows(mass, row[(row < SINKS) | (row >= len(row) - max(0, count - SINKS))])
+    is_sink = row < SINKS
+    is_last = row >= len(row) - max(0, count - SINKS)
+    return mask_of_rows(mass, row[is_sink | is_last])
 
 
 def _uniform(mass: Mass, count: int) -> KeptMask:

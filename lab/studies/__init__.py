@@ -1,7 +1,8 @@
-"""Measures and draws the papers' figures on the embedded pair.
+"""Measures and draws the papers' figures on the embedded pair, for ``python -m lab figure``.
 
-Each study saves its numbers as JSON, and the figure is drawn from these. ``methods`` has the
-pictures of ``docs/methods``. Every paper has a module for its own figures.
+A study here is one figure: how it is measured and how it is drawn. Each study saves its numbers as
+JSON, and the figure is drawn from these. ``methods`` has the pictures of ``docs/methods``, and each
+paper has a module for its own figures.
 """
 
 from __future__ import annotations

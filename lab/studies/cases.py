@@ -1,4 +1,8 @@
-"""SpecVLM's case study: the part of a clip that the draft saw, and which words it wrote."""
+"""SpecVLM's case study (Fig. 10 and 11), as one study of ``python -m lab figure``.
+
+For two clips it shows the part of the clip that the draft saw, and the words of the answer that the
+draft wrote and the target accepted.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,15 @@ from lab.studies.study import Study
 from saccade.bench.figures import COLOURS, FONT_SIZE
 from saccade.core.result import Result
 
+# ``CALIBRATED`` is SpecVLM at the setting that suits the embedded pair.
 METHOD_BY_SHARE_SEEN = {"a tenth of the video": CALIBRATED, "all of it": "sd-tree"}
 LETTERS_PER_LINE = 104
 
 
 def measure_cases(experiment: Experiment) -> Data:
-    """Measures Fig. 10-11: the kept tokens of each clip, and which words the draft wrote.
+    """Measures for each clip the kept tokens, the drafted words, and accepted tokens per round.
 
-    Accepted tokens per round are beside those of a draft that sees everything.
+    The last is measured for a draft that sees a tenth of the video and for one that sees all of it.
     """
     cases = []
     for number in range(experiment.clips):
@@ -44,7 +49,10 @@ def measure_cases(experiment: Experiment) -> Data:
 
 
 def _drafted_words(experiment: Experiment, answer: Result) -> list[tuple[str, bool]]:
-    """Returns the text of every token of an answer, and whether it was drafted."""
+    """Returns the text of every token of an answer, and whether the draft wrote it.
+
+    A token's text is what it adds to the decoded text, because a character may take several tokens.
+    """
     drafted = [kind == "accepted" for round in answer.rounds for kind in round.kinds]
     before, words = "", []
     for place, is_drafted in enumerate(drafted, 1):
@@ -74,6 +82,7 @@ def draw_cases(data: Data) -> Figure:
 
 
 def _write_words(axis: Axes, words: Sequence[tuple[str, bool]]) -> None:
+    """Writes the words in lines; those that the draft wrote have a grey background."""
     axis.set(xlim=(0, LETTERS_PER_LINE), ylim=(7.5, -0.5))
     axis.axis("off")
     at, line = 0, 0

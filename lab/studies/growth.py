@@ -1,4 +1,8 @@
-"""Measures what a token costs as the video grows, which is why every method here prunes."""
+"""Measures what a token costs as the video grows, which is why the papers prune videos.
+
+Both studies are figures of ``python -m lab figure``: one answers about real clips, and one goes on
+to lengths of which no clip could be read in time, with caches that are filled with noise.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,8 @@ METHODS = {
     "hippo": "hippo",
     "auto": "auto",
 }
-# No acceptance can be imposed on a draft that works beside the target, so HIPPO's takes turns here.
+# No acceptance can be imposed on a draft that works beside the target, so HIPPO's draft takes turns
+# with the target here.
 METHODS_ON_NOISE = {
     "ar": "ar",
     "specvlm, fitted": "specvlm/shape=fit",
@@ -55,10 +60,12 @@ def measure_growth(experiment: Experiment) -> Data:
 
 
 def measure_growth_on_noise(experiment: Experiment) -> Data:
-    """Measures the same up to 32,768 visual tokens, whose prefill would take minutes per answer.
+    """Measures milliseconds of decoding per token up to 32,768 visual tokens.
 
-    Caches are filled with noise and the acceptance is imposed. Forwards, the view's choice and the
-    draft's reading of it are real. A clip is one turn, with another seed of the acceptance.
+    A prefill of so many tokens would take minutes for each answer. So caches are filled with noise,
+    and a draw decides whether a drafted token is accepted (:class:`ImposedAcceptance`). Forwards,
+    the view's choice and the draft's reading of what it chose are real. In place of each of the
+    experiment's clips there is a turn of all methods, with another seed of these draws.
     """
     target, draft = experiment.target.backbone, experiment.draft.backbone
     sizes = [size for size in SIZES if size <= experiment.size]

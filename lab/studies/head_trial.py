@@ -1,8 +1,9 @@
 """Compares a trained EAGLE-3 head with the embedded draft model, as drafts of the embedded target.
 
 Nothing is timed. Every method answers the same questions about clips that no training drew. What is
-counted is tau, the draft's steps of a round, and the bytes of weights that a step reads. From these
-follows how much faster than plain decoding a machine would be that only waits for weights.
+counted is tau, the draft's steps of a round, and the bytes of weights that a step reads. A step is
+one forward of the draft. From these numbers a speedup over plain decoding is computed, for a
+machine on which reading weights is all that takes time.
 """
 
 from __future__ import annotations
@@ -29,38 +30,39 @@ from saccade.world.train_draft.samples import CANVASES, Canvas
 
 HEAD_METHODS = ("head", "sd-tree")
 MODEL_METHODS = ("sd", "specvlm", "auto")
-TASKS = {"captions": "describe", "short answers": "qa"}
+TASKS = {"captions": "describe", "short answers": "qa"}  # The page's words -> the dialogues' task.
 SHORT_CLIPS = [Canvas("video", 8, 112, 112), Canvas("video", 16, 112, 112)]
-SEED, BATCH_SIZE, RATE_SCALE = 1, 4, 20.0
+SEED, BATCH_SIZE = 1, 4
+RATE_SCALE = 20.0  # Of the recipe's learning rate.
+
+Ids = tuple[int, ...]
+MethodKey = tuple[str, str]
+"""The names of a draft and of a method."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A draft and the bytes of weights that one of its steps reads."""
+    """A draft, its methods and its size."""
 
     name: str
     model: Backbone
-    methods: tuple[str, ...]
+    methods: tuple[str, ...]  # Those that are measured with it.
     parameters: int
-    step_bytes: int
+    step_bytes: int  # The bytes of weights that one step reads.
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one method did for one kind of question.
-
-    ``tau`` is tokens per target forward, ``steps`` the draft's forwards of a round, and ``ratio``
-    the speed over plain decoding that follows where only the bytes of weights cost time.
-    """
+    """What one method did for one kind of question."""
 
     draft: str
     method: str
-    questions: str
-    tau: float
-    steps: float
-    ratio: float
+    questions: str  # One of ``TASKS``.
+    tau: float  # Tokens per target forward.
+    steps: float  # The draft's forwards of a round, on average.
+    ratio: float  # The speedup over plain decoding if only reading weights took time.
     answers: int
-    equal_answers: int
+    equal_answers: int  # Those that are plain decoding's.
 
 
 def train_head(out: Path, steps: int, on_progress: Callable[[str], None]) -> None:
@@ -95,8 +97,8 @@ def compare(
     target_bytes = _step_bytes(target.backbone)
     rows = []
     for questions in TASKS:
-        rounds: dict[tuple[str, str], list[RoundRecord]] = {}
-        equal: dict[tuple[str, str], int] = {}
+        rounds: dict[MethodKey, list[RoundRecord]] = {}
+        equal: dict[MethodKey, int] = {}
         for number in range(clips):
             plain, answers = _answer(target, drafts, questions, number, size, tokens, on_progress)
             for key, (ids, own_rounds) in answers.items():
@@ -141,7 +143,10 @@ def summarize(
 ) -> Row:
     """Returns the row of a method from all its rounds."""
     tau = emitted_per_forward(rounds) or 1.0
+    # Each level of a tree takes one step. The first token of an answer has no draft.
     steps = fmean([height(each.parents) for each in rounds if not each.opening] or [0])
+    # Plain decoding reads the target for each token. A round reads the target and the draft for tau
+    # tokens.
     ratio = tau * target_bytes / (target_bytes + steps * draft.step_bytes)
     return Row(draft.name, method, questions, tau, steps, ratio, answers, equal_answers)
 
@@ -154,14 +159,14 @@ def _answer(
     size: int,
     tokens: int,
     on_progress: Callable[[str], None],
-) -> tuple[tuple[int, ...], Mapping[tuple[str, str], tuple[tuple[int, ...], list[RoundRecord]]]]:
+) -> tuple[Ids, Mapping[MethodKey, tuple[Ids, list[RoundRecord]]]]:
     """Returns the plain greedy answer, and every method's answer with its rounds."""
     _, clip, _ = unseen_clip(number, size)
     scene = scenes.scene(FIRST_SEED + number)
     turn = dialogues.conversation(scene, TASKS[questions], number)[0]
     inputs = ask(target, turn.question, clips=[clip])
 
-    def answer(method: str, draft: Backbone | None) -> tuple[tuple[int, ...], list[RoundRecord]]:
+    def answer(method: str, draft: Backbone | None) -> tuple[Ids, list[RoundRecord]]:
         on_progress(f"{questions}, clip {number + 1}: {method}")
         result = run(
             target.backbone,
@@ -191,13 +196,13 @@ def _count(modules: Sequence[nn.Module]) -> int:
 
 
 def _step_bytes(model: Backbone) -> int:
-    """Returns the bytes of the layers and of the output matrix."""
+    """Returns the bytes that a forward of one token reads: the layers and the output matrix."""
     layers = sum(each.numel() for each in model.text.layers.parameters())
     return (layers + model.vocab * model.config.hidden_size) * model.dtype.itemsize
 
 
 def _head_step_bytes(head: Head) -> int:
-    """Returns the bytes of all of a head's own weights, its output matrix among them."""
+    """Returns the bytes that a step of a head reads: all its weights, with its output matrix."""
     return _count([head.module]) * head.dtype.itemsize
 
 

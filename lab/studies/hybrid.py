@@ -1,5 +1,9 @@
 """Measures the trained hybrid pair (``lab/training/hybrid.py``) beside the embedded pair.
 
+A hybrid model has layers of attention and layers of Gated DeltaNet, which keep a recurrent state
+instead of keys. Pruning the prompt takes keys from a draft's attention and also changes its states,
+because a state sums up every token that was read.
+
 Both pairs answer the same unseen clips. Measured are what the targets get right, whether every
 method gives the ids of ``generate()``, what a pruned prompt costs a draft in acceptance, and the
 seconds of methods and of forwards with several rows.
@@ -33,25 +37,25 @@ from saccade.world.train_draft.samples import Canvas
 
 HYBRID_FAMILY = evaluate.Family(load_hybrid, FORM, HYBRID)
 SIZES = (256, 512)  # Visual tokens of the clips.
-TOKENS = 192
+TOKENS = 192  # Of an answer, at most.
 PRUNED_VIEWS = tuple(
     f"{view}/keep={keep}" for view in ("attention", "uniform") for keep in (0.5, 0.25, 0.1)
 )
 VIEWS = ("full", *PRUNED_VIEWS, "none")
 METHODS = ("ar", "auto", "sd", "sd-tree", "specvlm", "sage", "lookup")
 TIMED = (*METHODS, "hf")
-ROWS = (1, 2, 4, 8, 16)
+ROWS = (1, 2, 4, 8, 16)  # Tokens in a forward that is timed.
 TIMED_FORWARDS = 40  # Of each number of rows; the fastest counts.
-ACCURACY_CLIPS = 32
+ACCURACY_CLIPS = 32  # That are read with the true answer.
 
 
 @dataclass(frozen=True)
 class PairFolders:
-    """Where a pair's models are, and how the target is read with true answers."""
+    """Where a pair's models are, and how they are run to measure their accuracy."""
 
     target: Path
     draft: Path
-    family: evaluate.Family
+    family: evaluate.Family  # How both are loaded, prompted and computed.
 
     def load(self) -> tuple[Loaded, Loaded]:
         return load(str(self.target)), load(str(self.draft))
@@ -95,10 +99,11 @@ def measure_accuracy(
 def measure_acceptance(
     pairs: Mapping[str, PairFolders], clips: int, on_progress: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Returns for each pair, size and clip the F1 of the answer and the tau of a chain by view.
+    """Returns for each pair, size and clip how true the answer is, and the tau of a chain by view.
 
-    Tau follows from where the draft's arg-max is the target's token along the answer of
-    ``generate()``.
+    The first is the F1 of the content words of the target's answer and of the true description.
+    Tau is computed, not run: it follows from where the draft's arg-max is the target's token along
+    the answer of ``generate()``.
     """
     rows = []
     for name, pair in pairs.items():
@@ -150,25 +155,30 @@ def _measure_clip(target: Loaded, draft: Loaded, number: int, size: int) -> dict
 def agreeing_tokens_with_whole_states(
     draft: Loaded, target: Loaded, prefill: Prefill, view: str, ids: Sequence[int]
 ) -> list[bool]:
-    """Returns whether the draft's arg-max is each token of the target's answer, as
-    ``agreement.agreeing_tokens`` does, if only attention is pruned.
+    """Returns whether the draft's arg-max is each token of the answer if only attention is pruned.
 
-    The draft reads the whole prompt, so layers with a state have the state of all of it. In layers
-    of attention no other token sees what the view leaves out. The difference from a pruned prompt
-    is what the other state costs. A draft of attention alone reads the same in both ways.
+    ``agreement.agreeing_tokens`` does the same for a draft that reads nothing but the tokens of the
+    view. Here the draft reads the whole prompt, so layers with a recurrent state have the state
+    after all of it. In layers of attention, tokens that the view leaves out are masked for all
+    others. So the difference of the two results is what it costs that pruning changes the states.
+    For a draft of attention alone there is no difference.
     """
+    # The rows are the whole prompt and all tokens of the answer but the last. ``kept`` says which
+    # of them others may see.
     model = draft.backbone
     whole = prefill.prompt
     if model.shares_rows_with(target.backbone):
         whole = model.adopt(whole)
     kept = torch.zeros(len(whole) + len(ids) - 1, dtype=torch.bool)
     kept[len(whole) :] = True
-    kept[resolve(f"sd/view={view}").view(prefill, whole).index] = True
+    kept_prompt_rows = resolve(f"sd/view={view}").view(prefill, whole).index
+    kept[kept_prompt_rows] = True
     answer_positions = whole.next_position + torch.arange(len(ids) - 1)
     positions = torch.cat([whole.positions, answer_positions.expand(3, -1)], 1)
     embeds = torch.cat([whole.embeds, model.embed(torch.tensor(ids[:-1]))])
-    visible = torch.ones(len(kept), len(kept), dtype=torch.bool).tril_() & kept
-    visible.fill_diagonal_(True)  # A row that sees nothing would be NaN.
+    causal = torch.ones(len(kept), len(kept), dtype=torch.bool).tril_()
+    visible = causal & kept
+    visible.fill_diagonal_(True)  # Every row sees itself, because one that sees nothing is NaN.
     hidden = model.model.model.language_model(
         inputs_embeds=embeds[None],
         position_ids=positions[:, None],
@@ -191,7 +201,7 @@ def generate_ids(model: Loaded, inputs: Mapping[str, Any]) -> tuple[int, ...]:
 
 @dataclass
 class ExperimentWithDraft(Experiment):
-    """An experiment with a draft of its own."""
+    """An experiment with ``own_draft`` in place of the embedded pair's draft."""
 
     own_draft: Loaded | None = None
 
@@ -209,8 +219,9 @@ def time_methods(
 ) -> list[dict[str, Any]]:
     """Returns the seconds and tau of each method's answer to each clip, all methods in turn.
 
-    ``same`` says whether its ids are those of ``generate()``, which is the peer `hf`. Raises
-    RuntimeError where drafting fell back to plain decoding.
+    ``same`` says whether the answer's ids are those of ``generate()``, which is the peer `hf`. The
+    ratios ``decode_over_ar``, ``whole_over_hf`` and so on say how many times as fast the answer was
+    as that of `ar` or `hf`. Raises RuntimeError where drafting fell back to plain decoding.
     """
     rows = []
     for name, pair in pairs.items():
@@ -223,6 +234,7 @@ def time_methods(
             target=target,
             own_draft=draft,
         ).run_interleaved(*TIMED)
+        # Speedups by (method, baseline), each with a value for every clip.
         decoding, whole = (
             {
                 (method, baseline): measures.speedups(own, answers[baseline], whole=is_whole)
@@ -254,10 +266,13 @@ def time_methods(
 
 
 def time_layers(size: int, on_progress: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Returns the seconds of forwards by rows of four layers of each kind, over ``size`` keys.
+    """Returns what four layers of attention and four layers of Gated DeltaNet add to a forward.
 
-    They are differences: of the hybrid's shape, and of six layers of full attention, from two
-    layers of full attention. Weights are random, because seconds do not depend on them.
+    Forwards of three models are timed: of two layers of attention, of six, and of two with four
+    layers of Gated DeltaNet. The seconds of the four layers are the larger model's less those of
+    the two layers alone. Results have seconds by the number of rows, over ``size`` cached keys, for
+    the three models and for both differences. Weights are random, because seconds do not depend on
+    them.
     """
     shapes = {
         "two of attention": ("full_attention",) * 2,
@@ -277,14 +292,13 @@ def time_layers(size: int, on_progress: Callable[[str], None]) -> list[dict[str,
     whole = [
         {"layers": name, "seconds": own, "ratio": _ratios(own)} for name, own in seconds.items()
     ]
-    parts = [
-        {"layers": name, "seconds": own, "ratio": _ratios(own)}
-        for name, whole_name in (
-            ("four of attention alone", "six of attention"),
-            ("four of Gated DeltaNet alone", "four of Gated DeltaNet, two of attention"),
-        )
-        for own in [{rows: seconds[whole_name][rows] - base[rows] for rows in base}]
-    ]
+    parts = []
+    for name, whole_name in (
+        ("four of attention alone", "six of attention"),
+        ("four of Gated DeltaNet alone", "four of Gated DeltaNet, two of attention"),
+    ):
+        difference = {rows: seconds[whole_name][rows] - base[rows] for rows in base}
+        parts.append({"layers": name, "seconds": difference, "ratio": _ratios(difference)})
     return [*whole, *parts]
 
 
@@ -304,9 +318,10 @@ def time_forwards(
 
 
 def _ratios(seconds: Mapping[int, float]) -> dict[int, float]:
+    """Returns the seconds by rows as multiples of those with one row."""
     return {rows: round(each / seconds[1], 3) for rows, each in seconds.items()}
 
 
 def machine_load() -> dict[str, Any]:
-    """Returns the threads of a run and the load of the machine before it."""
+    """Returns torch's threads, and how many processes ran on average in the last minute."""
     return {"threads": torch.get_num_threads(), "load": round(os.getloadavg()[0], 2)}

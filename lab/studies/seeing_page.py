@@ -1,4 +1,10 @@
-"""Makes the page of the language model that was trained to see."""
+"""Makes the page of the language model that was trained to see, from the rows of ``seeing.py``.
+
+A pretrained language model got the embedded pair's vision tower and an adapter that was trained on
+the drawn world. The numbers come as lists of rows by kind: "measured" (a method's answer to a
+clip), "raced" (a timed answer), "told" (how true a description is), "forced" (right words after
+true text), "looked" (one set of a clip's tokens, see ``lab/real/attention_sets.py``) and "costs".
+"""
 
 from __future__ import annotations
 
@@ -28,12 +34,14 @@ Row = Mapping[str, Any]
 def crossed_interval(table: np.ndarray) -> Interval:
     """Returns the mean of a table [clip, draw] with its 95 % bootstrap interval over both.
 
-    Draws are resampled as well, because a random draw is one of many, as a clip is.
+    A draw is one random set of tokens. Draws are resampled as well as clips, because both are
+    samples of many.
     """
     rng, (clips, draws) = np.random.default_rng(0), table.shape
-    some = rng.integers(clips, size=(RESAMPLES, clips, 1))
-    mine = rng.integers(draws, size=(RESAMPLES, 1, draws))
-    low, high = np.quantile(table[some, mine].mean((1, 2)), (0.025, 0.975))
+    clip_samples = rng.integers(clips, size=(RESAMPLES, clips, 1))
+    draw_samples = rng.integers(draws, size=(RESAMPLES, 1, draws))
+    means = table[clip_samples, draw_samples].mean((1, 2))
+    low, high = np.quantile(means, (0.025, 0.975))
     return float(table.mean()), float(low), float(high)
 
 
@@ -132,8 +140,9 @@ def _sets_section(looked: Sequence[Row]) -> Iterator[str]:
         "how much more often that is than with a random set, with an interval over "
         f"clips and {RANDOM_DRAWS} draws."
     )
-    at = [f"{keep:g}" for keep in KEEPS]
-    head = [f"{what} {keep}" for what in ("on it at", "same at", "less random at") for keep in at]
+    shares = [f"{keep:g}" for keep in KEEPS]
+    whats = ("on it at", "same at", "less random at")
+    head = [f"{what} {share}" for what in whats for share in shares]
     yield from ("", "| set | " + " | ".join(head) + " |", "|-|" + "-|" * len(head))
     row_by_set: dict[tuple[str, float], dict[str, Row]] = {}
     for row in looked:
@@ -156,6 +165,7 @@ def _sets_section(looked: Sequence[Row]) -> Iterator[str]:
     if not looked:
         return
     chance = {keep: random_agreement(row_by_set, keep) for keep in KEEPS}
+    # A random set of a tenth of the tokens gets a tenth of the attention on average.
     cells = [f"{keep:.2f}" for keep in KEEPS]
     cells += [_interval_words(crossed_interval(chance[keep])) for keep in KEEPS]
     yield "| random | " + " | ".join(cells) + " | | |"
@@ -165,21 +175,31 @@ def _sets_section(looked: Sequence[Row]) -> Iterator[str]:
 def random_agreement(
     row_by_set: Mapping[tuple[str, float], Mapping[str, Row]], keep: float
 ) -> np.ndarray:
-    """Returns how often the next token is the same over a random set, as [clip, draw]."""
-    each = [row_by_set[RANDOM_SET.format(draw), keep] for draw in range(RANDOM_DRAWS)]
-    return np.array([[own[clip]["agrees"] for own in each] for clip in each[0]])
+    """Returns how often the next token is the same with a random set, as [clip, draw].
+
+    ``row_by_set`` has rows by (name of the set, share of tokens in it) and then by clip.
+    """
+    rows_by_draw = [row_by_set[RANDOM_SET.format(draw), keep] for draw in range(RANDOM_DRAWS)]
+    return np.array(
+        [[row_by_clip[clip]["agrees"] for row_by_clip in rows_by_draw] for clip in rows_by_draw[0]]
+    )
 
 
 def gain_over_random(
     row_by_set: Mapping[tuple[str, float], Mapping[str, Row]], name: str, keep: float
 ) -> np.ndarray:
-    """Returns how much more often it is the same over a chosen set, as [clip, draw]."""
+    """Returns how much more often the next token is the same with a set than with a random one.
+
+    The result is [clip, draw]: a difference for each clip and each random set.
+    """
     own = row_by_set[name, keep]
-    clips = [own[clip]["agrees"] for clip in row_by_set[RANDOM_SET.format(0), keep]]
-    return np.array(clips)[:, None] - random_agreement(row_by_set, keep)
+    # The clips are in the order of ``random_agreement``.
+    agreement = [own[clip]["agrees"] for clip in row_by_set[RANDOM_SET.format(0), keep]]
+    return np.array(agreement)[:, None] - random_agreement(row_by_set, keep)
 
 
 def _value_by_clip(measured: Sequence[Row], method: str, what: str) -> dict[str, float]:
+    """Returns the field ``what`` of a method's rows."""
     return {row["document"]: row[what] for row in measured if row["method"] == method}
 
 
@@ -189,6 +209,7 @@ def _count_clips(measured: Sequence[Row], methods: Sequence[str]) -> int:
 
 
 def _ratios(values: Mapping[str, float], others: Mapping[str, float]) -> list[float]:
+    """Returns a value over the other on each clip that has both."""
     return [values[clip] / others[clip] for clip in values if clip in others]
 
 
@@ -201,14 +222,15 @@ def _self_draft_section(measured: Sequence[Row]) -> Iterator[str]:
     )
     yield from ("", "| method | tau | over `std` | over `streaming` | accepted |", "|-|-|-|-|-|")
     for method in SELF_METHODS:
-        own, rest = _value_by_clip(measured, method, "tau"), method.rpartition("/")[2]
+        own = _value_by_clip(measured, method, "tau")
         if not own:
             continue
+        keep = method.rpartition("/")[2]  # Such as "keep=0.1".
         ratios = []
-        for other in ("std", "streaming"):
-            same = method == f"{other}/{rest}"
-            taus = _value_by_clip(measured, f"{other}/{rest}", "tau")
-            ratios.append("" if same else _interval_text(_ratios(own, taus)))
+        for name in ("std", "streaming"):
+            other = f"{name}/{keep}"
+            taus = _value_by_clip(measured, other, "tau")
+            ratios.append("" if method == other else _interval_text(_ratios(own, taus)))
         accepted = fmean(_value_by_clip(measured, method, "accepted").values())
         cells = [_interval_text([*own.values()]), *ratios, f"{accepted:.2f}"]
         yield f"| `{method}` | {' | '.join(cells)} |"

@@ -1,4 +1,9 @@
-"""Sparse-to-Dense's figures: how many tokens to draft, how many keys to keep, what that saves."""
+"""Sparse-to-Dense's figures: how many tokens to draft, how many keys to keep, what that saves.
+
+In Sparse-to-Dense (``std``) the target drafts for itself. Each of its heads reads K of the visual
+keys, those with most attention in the prefill. All names in ``STUDIES`` are figures of
+``python -m lab figure``.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +29,11 @@ from saccade.inputs.questions import batch_inputs
 from saccade.methods import resolve
 from saccade.model.session import Session
 
-GAMMAS = (1, 3, 5, 7, 9, 11, 13, 15)
-SPARSE = ("std", "streaming")
+GAMMAS = (1, 3, 5, 7, 9, 11, 13, 15)  # Drafted tokens of a round.
+SPARSE = ("std", "streaming")  # Methods that read a part of the keys.
 BATCH_METHODS, TURNS = ("std", "streaming", "layerskip"), 3
-CLAIMED_AGREEMENT, CLAIMED_LINE = 0.95, "the paper's 95 %"  # Of tokens, in Sec. 2.
+# The paper says that sparse and dense attention give the same token for so many tokens (Sec. 2).
+CLAIMED_AGREEMENT, CLAIMED_LINE = 0.95, "the paper's 95 %"
 DRAWING_OPTIONS = {"tall": True, "guides": ["ar", CLAIMED_LINE]}
 
 
@@ -39,13 +45,14 @@ def measure_gamma(experiment: Experiment) -> Data:
 
 
 def measure_keys(experiment: Experiment) -> Data:
-    """Measures Fig. 1b: acceptance and speed by K."""
+    """Measures Fig. 1b: acceptance and speed by K, the visual keys that a head reads."""
     return _panels_over_keys(
         experiment, _measure_gains(experiment, [f"std/keep={keep}" for keep in KEY_SHARES])
     )
 
 
 def _measure_gains(experiment: Experiment, names: Sequence[str]) -> Data:
+    """Returns the panels of acceptance and of speed, with a point for each method of ``names``."""
     answers_by_method = experiment.run_interleaved("ar", *names)
     speedups = [
         interval_over_clips(
@@ -73,6 +80,7 @@ def _interval_of_answers(
 
 
 def _panels_over_keys(experiment: Experiment, panels: Data) -> Data:
+    """Returns the data of a figure whose x axis is K."""
     across = f"visual keys K a head reads, of {experiment.size} (log scale)"
     at = [saliency.budget(experiment.size, keep) for keep in KEY_SHARES]
     return {"x": across, "at": at, "panels": panels, **DRAWING_OPTIONS}
@@ -98,20 +106,21 @@ def correct_guesses(
 ) -> list[list[bool]]:
     """Returns whether each self-draft guesses each token of the target's answer but the first.
 
-    A self-draft guesses one token at a time. Of the text before the last token it reads the
-    target's own keys, as at the start of a round. (In a run, the later tokens of a round read keys
-    that the draft made itself.) The first token comes from the prefill, which is dense for both.
+    A self-draft is the target over the keys that one of ``methods`` keeps. It guesses one token at
+    a time, and reads keys that the target itself made with dense attention, as for the first token
+    of a round. (In a run, the later tokens of a round read keys that the draft made.) The first
+    token of an answer comes from the prefill, which is dense for both.
     """
     _, inputs = experiment.inputs(number)
     ids = list(experiment.run("ar", number).ids)
     model = experiment.target.backbone
     target = Session(model, [Sampling()], room=len(ids))
-    (guide,) = target.prefill(model.prompts(inputs), record=True)
+    (prefill,) = target.prefill(model.prompts(inputs), record=True)
+    # One request for each method, which begins with copies of the keys that its view keeps.
     draft = Session(model, [Sampling()] * len(methods), banned=list(model.placeholders))
-    draft.fork(
-        [guide] * len(methods), [resolve(name).view(guide, guide.prompt) for name in methods]
-    )
-    # This makes every key of the answer at once, and the commits below copy theirs from it.
+    views = [resolve(name).view(prefill, prefill.prompt) for name in methods]
+    draft.fork([prefill] * len(methods), views)
+    # The target makes the keys of the whole answer. A commit of the draft copies a token's keys.
     target.score({0: chain(ids)})
     target.commit({0: ids})
     correct: list[list[bool]] = [[] for _ in methods]

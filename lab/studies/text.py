@@ -3,7 +3,8 @@
 SAGE's text-only pair is Llama-3 8B with 1B, on GSM8K and HumanEval (Table 4). The real weights that
 we have come in one size only, so we make the draft: it is the target with its weights rounded to a
 few bits, and has its own cache. Because it costs what the target costs, acceptance is measured and
-not speed. The sums and the functions to write are our own, as the documents are.
+not speed. In place of GSM8K and HumanEval there are sums and functions to write of our own; further
+questions are about long documents.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from saccade.inputs import Loaded
 from saccade.model.backbone import Backbone
 
 Row = Mapping[str, Any]
-BITS, GROUP = 4, 64
-SUMS, CODE = "sums", "functions"
-SHARES = (0.5, 0.1)
+BITS = 4  # Of a weight of the draft.
+GROUP = 64  # Weights of a row that are rounded to levels of their own.
+SUMS, CODE = "sums", "functions"  # The two tasks without a document.
+SHARES = (0.5, 0.1)  # Of the document's tokens, which the draft reads.
+# Our methods, with their words in the page's tables.
 METHODS_OVER_DOCUMENTS = {
     "sd": "chain of 5",
     "sd-tree": "SpecVLM's static tree",
@@ -71,6 +74,7 @@ _SUMS = (
     "A cyclist rides 18 kilometres an hour. How far does she get in 2 hours and 30 minutes?",
     "A box holds 6 cups and weighs 2 kilos. What do 42 cups weigh in their boxes?",
 )
+# Each of these continues the sentence "Write a Python function `".
 _CODE = (
     "second_largest(numbers)` that returns the second largest number of a list",
     "is_palindrome(text)` that ignores case and everything that is not a letter",
@@ -85,6 +89,7 @@ _CODE = (
     "binary_search(values, wanted)` that returns the place of a value in a sorted list, or -1",
     "transpose(rows)` that turns the rows of a table into its columns",
 )
+# The questions without a document, as documents of no text.
 TASKS: Mapping[str, Sequence[Document]] = {
     SUMS: [Document(f"{SUMS} {i}", "", each + STEP_BY_STEP, 0) for i, each in enumerate(_SUMS)],
     CODE: [
@@ -123,17 +128,17 @@ def _rounded_weights(weight: Tensor, bits: int, group: int) -> Tensor:
 class DraftEntropies:
     """SAGE's entropy H (Eq. 8) of the draft's distribution at each token of the target's answer."""
 
-    document: str
-    digest: str
-    entropies: list[float]
+    document: str  # The document's name.
+    digest: str  # Of the document's text and task.
+    entropies: list[float]  # One for each token of the answer.
 
 
 def measure_entropies(
     model: Loaded, draft: Loaded, document: Document, answer: Sequence[int]
 ) -> DraftEntropies:
     """Measures the draft's entropy along an answer. The draft reads all that the target reads."""
-    guide = agreement.prefill_with_attention(model.backbone, document_inputs(model, document))
-    logits = agreement.draft_logits(draft, model, guide, FULL, answer)
+    prefill = agreement.prefill_with_attention(model.backbone, document_inputs(model, document))
+    logits = agreement.draft_logits(draft, model, prefill, FULL, answer)
     return DraftEntropies(document.name, document.digest, draft_entropies(logits))
 
 
@@ -141,9 +146,10 @@ def measure_entropies(
 
 
 def rows_by_task(measured: Sequence[Row]) -> dict[str, list[Row]]:
-    """Returns the rows of each task, and then those of documents."""
+    """Returns the rows about sums, about functions to write, and about documents."""
     rows: dict[str, list[Row]] = {SUMS: [], CODE: [], "documents": []}
     for row in measured:
+        # The task's name is the first part of a name such as "sums 3".
         kind = row["document"].rpartition(" ")[0]
         rows[kind if kind in TASKS else "documents"].append(row)
     return rows
@@ -154,16 +160,16 @@ def accepted_by_document(
 ) -> dict[str, float]:
     """Returns a method's accepted tokens per forward, by document.
 
-    ``first`` counts only the rounds that begin within so many tokens of the answer.
+    If ``first`` is given, only the rounds count that begin within the answer's ``first`` tokens.
     """
     accepted = {}
     for row in rows:
         if row["method"] == method:
-            lengths, so_far = [], 0
+            lengths, answer_length = [], 0
             for length in row["taken"]:
-                if first is None or so_far < first:
+                if first is None or answer_length < first:
                     lengths.append(length)
-                    so_far += length + 1
+                    answer_length += length + 1  # The target adds a token of its own.
             accepted[row["document"]] = fmean(lengths)
     return dict(sorted(accepted.items()))
 
@@ -201,6 +207,7 @@ def page(stored: Mapping[str, Any]) -> str:
 
 
 def _table(name: str, rows: Sequence[Row], methods: Mapping[str, str], base: str) -> Iterator[str]:
+    """Yields the lines of a task's table, in which methods are compared with ``base``."""
     yield f"| {name} | | accepted | less `{base}` | nodes |"
     yield "|-|-|-|-|-|"
     base_accepted = accepted_by_document(rows, base)

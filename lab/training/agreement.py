@@ -44,8 +44,8 @@ DRAFTS = ("shapes-draft-naive", "shapes-draft")  # The first was trained without
 VIEWS = ("full", "specvlm", "attention", "uniform", "random", "none")
 KEEP = 0.1
 CHAIN_LENGTH = 5  # Drafted tokens of the chains that tau is computed for.
-ANSWER_TOKENS = 192
-MAX_ANSWER_TOKENS = 300  # True descriptions have up to 256 tokens.
+ANSWER_TOKENS = 192  # At most, where agreement is measured.
+MAX_ANSWER_TOKENS = 300  # Where an answer must be whole: true descriptions have up to 256 tokens.
 
 
 def unseen_clip(number: int, size: int, *, max_objects: int = 6) -> tuple[scenes.Scene, Clip, str]:
@@ -84,8 +84,12 @@ def measure_agreement(
             prefill = prefill_with_attention(target.backbone, inputs)
             for name, draft in drafts.items():
                 for view in VIEWS:
-                    pruned = view if view in ("full", "none") else f"{view}/keep={KEEP}"
-                    rows[name][view].append(agreeing_tokens(draft, target, prefill, pruned, ids))
+                    view_and_budget = view
+                    if view not in ("full", "none"):
+                        view_and_budget = f"{view}/keep={KEEP}"
+                    rows[name][view].append(
+                        agreeing_tokens(draft, target, prefill, view_and_budget, ids)
+                    )
         results[str(size)] = {
             name: {view: _summarize(lists) for view, lists in views.items()}
             for name, views in rows.items()
@@ -125,11 +129,15 @@ def prefill_with_attention(target: Backbone, inputs: Inputs) -> Prefill:
 def draft_logits(
     draft: Loaded, target: Loaded, prefill: Prefill, view: View, ids: Sequence[int]
 ) -> Float[Tensor, "answer vocab"]:
-    """Returns the draft's logits for every token of the target's answer, under a view."""
+    """Returns the draft's logits for every token of the target's answer, under a view.
+
+    ``ids`` are the answer's. Row i has the logits for token i, after the prompt and the i tokens
+    before it.
+    """
     model = draft.backbone
-    prompt = (
-        model.adopt(prefill.prompt) if model.shares_rows_with(target.backbone) else prefill.prompt
-    )
+    prompt = prefill.prompt
+    if model.shares_rows_with(target.backbone):
+        prompt = model.adopt(prompt)
     session = Session(model, [Sampling()], banned=list(target.backbone.placeholders))
     session.prefill([model.embed_missing_rows(view(prefill, prompt))])
     scores = session.score({0: chain(ids[:-1])})[0]
@@ -152,29 +160,34 @@ def agreeing_tokens(
 
 
 def tau(agreements: Sequence[bool], length: int = CHAIN_LENGTH) -> float:
-    """Returns the tokens per target forward of greedy chains, from where draft and target agree.
+    """Returns the tokens per target forward that greedy chains of ``length`` tokens would give.
 
-    The first token does not count, because it comes from the prefill.
+    ``agreements`` says for each token of the answer whether the draft's arg-max is that token. The
+    first token does not count, because it comes from the prefill. A round accepts tokens up to the
+    first disagreement, and ends with the target's own token: [_, yes, yes, no, yes, no] are two
+    rounds, of 3 and of 2 tokens, so tau is 2.5.
     """
-    at = 1
+    place = 1
     rounds = 0
-    while at < len(agreements):
-        run = 0
-        while run < length and at + run < len(agreements) and agreements[at + run]:
-            run += 1
-        at += run + 1
+    while place < len(agreements):
+        accepted = 0
+        for agrees in agreements[place : place + length]:
+            if not agrees:
+                break
+            accepted += 1
+        place += accepted + 1
         rounds += 1
     return (len(agreements) - 1) / max(1, rounds)
 
 
 def _summarize(lists: Sequence[Sequence[bool]]) -> dict[str, Any]:
     """Returns means over clips, and 95 % intervals from 1,000 resamples of the clips."""
-    share = np.array([np.mean(agreements) for agreements in lists])
-    length = np.array([tau(agreements) for agreements in lists])
-    draws = np.random.default_rng(0).integers(len(lists), size=(1000, len(lists)))
+    shares = np.array([np.mean(agreements) for agreements in lists])
+    taus = np.array([tau(agreements) for agreements in lists])
+    resamples = np.random.default_rng(0).integers(len(lists), size=(1000, len(lists)))
     return {
-        "agreement": float(share.mean()),
-        "agreement_95": [float(v) for v in np.quantile(share[draws].mean(1), (0.025, 0.975))],
-        "tau": float(length.mean()),
-        "tau_95": [float(v) for v in np.quantile(length[draws].mean(1), (0.025, 0.975))],
+        "agreement": float(shares.mean()),
+        "agreement_95": [float(v) for v in np.quantile(shares[resamples].mean(1), (0.025, 0.975))],
+        "tau": float(taus.mean()),
+        "tau_95": [float(v) for v in np.quantile(taus[resamples].mean(1), (0.025, 0.975))],
     }

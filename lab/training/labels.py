@@ -1,4 +1,9 @@
-"""Computes what each visual token of a clip shows, and which words of a text depend on pixels."""
+"""Computes what each visual token of a clip shows, and which words of a text depend on pixels.
+
+Training uses the first to train a vision tower (linear probes predict the labels from its tokens)
+and the second to see how many of the words that need the video are right. Clips are of the drawn
+world (``saccade.world``), so both are known exactly.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ from numpy.typing import NDArray
 from saccade.world.drawing import clip_and_sprite_slices, sprite, strokes
 from saccade.world.scenes import COLORS, MOTIONS, SHAPES, SIZES, TEXTURES, Scene, state_at
 
+# What is known of a visual token. Each is predicted by one linear probe in training.
 PROBES = ("shape", "color", "size", "motion", "row", "col", "time")
 # A token is background if no object covers this share of its pixels.
 MIN_OBJECT_SHARE = 0.06
@@ -29,12 +35,14 @@ def token_labels(
     The arrays are int64 [frames/temporal, height/cell, width/cell]. `shape`, `color`, `size` and
     `motion` are 0 for background, else 1 + the index in SHAPES, COLORS, SIZES or MOTIONS of the
     object with most pixels in the token. Every token has a `row` and a `col` (0..2), and a `time`
-    (the quarter of the clip, 0..3). Pixels and frames that do not fill a token are left out; a
-    single frame makes one step of tokens.
+    (the quarter of the clip, 0..3). A token covers `temporal` frames of `cell` x `cell` pixels.
+    Pixels and frames that do not fill a token are left out, but a single frame makes tokens of one
+    frame.
     """
     width = height if width is None else width
     temporal = min(temporal, frames)
     steps, rows, cols = frames // temporal, height // cell, width // cell
+    # Each pixel gets the number of its object, counted from 1, or 0 for background.
     ids = np.zeros((frames, height, width), dtype=np.uint8)
     for stroke in strokes(scene, frames, height, width):
         where, part = clip_and_sprite_slices(stroke, height, width)
@@ -42,6 +50,8 @@ def token_labels(
         ids[where][:, mask] = stroke.index + 1
     ids = ids[: steps * temporal, : rows * cell, : cols * cell]
     blocks = ids.reshape(steps, temporal, rows, cell, cols, cell)
+    # The object with most pixels of a token wins. In place of the background's pixels stands the
+    # number that an object must exceed, so that a small object wins over the background.
     count = np.zeros((len(scene.objects) + 1, steps, rows, cols), dtype=np.int64)
     for index in range(1, len(scene.objects) + 1):
         count[index] = (blocks == index).sum(axis=(1, 3, 5))
@@ -49,12 +59,15 @@ def token_labels(
     winner = count.argmax(axis=0)
 
     things = scene.objects
+    # The label of each number that may win; the first is that of background.
     tables = {
         "shape": [0, *(1 + SHAPES.index(o.shape) for o in things)],
         "size": [0, *(1 + SIZES.index(o.size) for o in things)],
         "motion": [0, *(1 + MOTIONS.index(o.motion) for o in things)],
     }
     out = {name: np.array(table, dtype=np.int64)[winner] for name, table in tables.items()}
+    # Colors may change, so they have a table for each step. `middles` are the middles of steps, as
+    # shares of the clip.
     colors = np.zeros((steps, len(things) + 1), dtype=np.int64)
     middles = [(s * temporal + temporal / 2) / frames for s in range(steps)]
     for index, thing in enumerate(things):
@@ -64,15 +77,24 @@ def token_labels(
             colors[step, index + 1] = 1 + COLORS.index(now)
     out["color"] = colors[np.arange(steps)[:, None, None], winner]
     shape = (steps, rows, cols)
-    row = np.arange(rows) * 2 + 1
-    col = np.arange(cols) * 2 + 1
-    out["row"] = np.broadcast_to((3 * row // (2 * rows))[None, :, None], shape).astype(np.int64)
-    out["col"] = np.broadcast_to((3 * col // (2 * cols))[None, None, :], shape).astype(np.int64)
+    row_thirds, col_thirds = _thirds(rows), _thirds(cols)
+    out["row"] = np.broadcast_to(row_thirds[None, :, None], shape).astype(np.int64)
+    out["col"] = np.broadcast_to(col_thirds[None, None, :], shape).astype(np.int64)
     quarter = np.array([min(3, int(4 * m)) for m in middles], dtype=np.int64)
     out["time"] = np.broadcast_to(quarter[:, None, None], shape).copy()
     return out
 
 
+def _thirds(count: int) -> NDArray[np.int64]:
+    """Returns for each of `count` cells side by side in which third (0..2) its middle lies.
+
+    Of 4 cells, that is [0, 1, 1, 2].
+    """
+    middles = np.arange(count) * 2 + 1  # In half cells.
+    return 3 * middles // (2 * count)
+
+
+# The words in a pattern's groups count; if it has no group that matched, the whole match does.
 # Patterns of phrases come first, so that their words are not matched as single words.
 _TIME = (
     r"after a (quarter) of the time|(halfway) through|after (three quarters) of the time",
@@ -107,13 +129,14 @@ def content_words(text: str) -> list[tuple[int, int, str]]:
     """Returns (start, end, kind) of the words that depend on the pixels, in order of `start`.
 
     The kinds are colour, shape, size, where, count, motion, time, event, texture and truth (yes or
-    no). A span may have two or three words, such as 'stays still'; spans never overlap.
+    no). `start` and `end` are places in `text`. A span may have two or three words, such as 'stays
+    still'; spans never overlap.
     """
     spans: list[tuple[int, int, str]] = []
     used = bytearray(len(text))
     for kind, pattern in _COMPILED:
         for match in pattern.finditer(text):
-            group = match.lastindex or 0
+            group = match.lastindex or 0  # 0 is the whole match.
             start, end = match.span(group)
             if not any(used[start:end]):
                 used[start:end] = b"\1" * (end - start)

@@ -1,7 +1,11 @@
-"""Defines the pair's configs, a fast training forward over their parameters, and layer growth.
+"""Defines the embedded pair's configs, a fast forward to train it, and how a model is deepened.
 
-The forward computes what `Qwen2_5_VLForConditionalGeneration` computes, for a batch whose samples
-all have the same visual grid; `tests/slow/test_training.py` checks it.
+The pair is two small Qwen2.5-VL models, which `train.py` trains. The forward here takes a model's
+parameters and computes what `Qwen2_5_VLForConditionalGeneration` computes, for a batch whose
+samples all have the same visual grid; `tests/slow/test_training.py` checks it.
+
+In the shapes below, a group is a pair of frames, which the tower reads together. A visual token
+covers a cell: 2 x 2 patches of a group. H and W are the height and width of a frame in pixels.
 """
 
 from collections.abc import Callable
@@ -29,10 +33,10 @@ SPECIAL_ID = {name: VOCAB - len(SPECIAL) + i for i, name in enumerate(SPECIAL)}
 HIDDEN, MLP, HEADS, KV_HEADS = 192, 448, 6, 2
 MROPE_SECTION = (4, 6, 6)
 VISION_HIDDEN, VISION_DEPTH, VISION_MLP, VISION_HEADS = 96, 3, 256, 3
-PATCH, MERGE, TEMPORAL = 14, 2, 2
-CELL = PATCH * MERGE
-EPS = 1e-6
-MAX_PLAIN_ATTENTION = 512  # Longer rows of tokens do not compute all attention weights at once.
+PATCH, MERGE, TEMPORAL = 14, 2, 2  # Pixels a side; patches a side of a cell; frames of a group.
+CELL = PATCH * MERGE  # Pixels a side.
+EPS = 1e-6  # Of RMS norms.
+MAX_PLAIN_ATTENTION = 512  # Of more tokens not all attention weights are computed at once.
 
 
 def pair_config(layers: int) -> Qwen2_5_VLConfig:
@@ -94,6 +98,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _vision_block(x: Tensor, cos: Tensor, sin: Tensor, block: Any) -> Tensor:
+    """Returns the output of a block of the tower for hidden states [groups, patches, width]."""
     a, m = block.attn, block.mlp
     groups, n, width = x.shape
     qkv = a.qkv(norm(x, block.norm1.weight)).view(groups, n, 3, VISION_HEADS, -1)
@@ -110,13 +115,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if n > MAX_PLAIN_ATTENTION:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     # Computing all weights at once halves the time of forward and backward, but takes n^2 memory.
-    q = (q * d**-0.5).reshape(b, k.shape[1], -1, d)
-    w = (q @ k.transpose(-1, -2)).view(b, k.shape[1], -1, n, n)
+    # All query heads that share a KV head are rows of one product with its keys.
+    kv_heads = k.shape[1]
+    q = (q * d**-0.5).reshape(b, kv_heads, -1, d)
+    w = (q @ k.transpose(-1, -2)).view(b, kv_heads, -1, n, n)
     w = w + torch.full((n, n), float("-inf")).triu(1)
     return (w.softmax(-1).flatten(2, 3) @ v).reshape(b, h, n, d)
 
 
 def _text_block(x: Tensor, cos: Tensor, sin: Tensor, block: Any, eps: float) -> Tensor:
+    """Returns the output of a decoder layer for hidden states [batch, length, width]."""
     a, m = block.self_attn, block.mlp
     batch, n, width = x.shape
     y = norm(x, block.input_layernorm.weight, eps)
@@ -132,15 +140,25 @@ def _text_block(x: Tensor, cos: Tensor, sin: Tensor, block: Any, eps: float) -> 
 
 
 def pixel_rows(frames: Tensor) -> Tensor:
-    """Returns the processor's pixel rows [groups, patches, 1176] of uint8 [groups, 2, H, W, 3]."""
+    """Returns the processor's pixel rows [groups, patches, 1176] of uint8 [groups, 2, H, W, 3].
+
+    A row has a patch's 3 colours x 2 frames x 14 x 14 pixels, from -1 to 1. The four patches of a
+    cell follow each other.
+    """
     g, t, height, width, c = frames.shape
     x = (frames.float() / 255 - 0.5) / 0.5
+    # From [groups, frame, cell row, patch row, y, cell column, patch column, x, colour] to
+    # [groups, cell row, cell column, patch row, patch column, colour, frame, y, x].
     x = x.view(g, t, height // CELL, MERGE, PATCH, width // CELL, MERGE, PATCH, c)
     return x.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(g, -1, c * t * PATCH * PATCH)
 
 
 def vision_rope(height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Returns cos and sin [patches, head_dim] of one frame pair, in the order of merged blocks."""
+    """Returns cos and sin [patches, head_dim] of a group of `height` x `width` pixels.
+
+    Half of the angles turn with a patch's row, and half with its column. The four patches of a cell
+    follow each other, as in `pixel_rows`.
+    """
     dim = VISION_HIDDEN // VISION_HEADS // 2
     inv = 1.0 / (10000.0 ** (torch.arange(0, dim, 2, dtype=torch.float) / dim))
     h, w = height // PATCH, width // PATCH
@@ -152,10 +170,14 @@ def vision_rope(height: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def text_rope(positions: Tensor, config: Any) -> tuple[Tensor, Tensor]:
-    """Returns cos and sin [batch, 1, length, head_dim] of M-RoPE positions [3, batch, length]."""
+    """Returns cos and sin [batch, 1, length, head_dim] of M-RoPE positions [3, batch, length].
+
+    The first angles turn with the time, the next with the height, and the last with the width.
+    """
     rope, dim = config.rope_parameters, config.hidden_size // config.num_attention_heads
     inv = 1.0 / (rope["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float) / dim))
     angle = (positions[..., None].float() * inv).split(tuple(rope["mrope_section"]), -1)
+    # Part 0 of the angles is taken of axis 0, part 1 of axis 1, and part 2 of axis 2.
     merged = torch.cat([part[i] for i, part in enumerate(angle)], -1)
     merged = torch.cat([merged, merged], -1)[:, None]
     return merged.cos(), merged.sin()
@@ -175,7 +197,10 @@ def vision_block_outputs(model: Any, frames: Tensor) -> list[Tensor]:
 
 
 def vision_features(model: Any, frames: Tensor) -> Tensor:
-    """Returns the merger's input [groups * cells, 384] of uint8 frames [groups, 2, H, W, 3]."""
+    """Returns the merger's input [groups * cells, 384] of uint8 frames [groups, 2, H, W, 3].
+
+    The merger makes a visual token of a cell's 4 patches, which have 96 features each.
+    """
     last = vision_block_outputs(model, frames)[-1]
     weight = model.model.visual.merger.ln_q.weight
     return norm(last, weight).reshape(-1, VISION_HIDDEN * MERGE**2)
@@ -229,6 +254,7 @@ def grow(
     `o_proj` and `down_proj`, so that it adds nothing before it is trained.
     """
     old = model.config.text_config.num_hidden_layers
+    # The old layer of each layer: 2 layers that grow to 4 give [0, 0, 1, 1].
     source = [i * old // layers for i in range(layers)]
     deeper = create(layers, seed)
     state, new_state = model.state_dict(), {}
@@ -236,6 +262,7 @@ def grow(
         if ".layers." not in name:
             new_state[name] = state[name]
             continue
+        # "model.layers.3.mlp.up_proj.weight" has the layer 3 and the tail "mlp.up_proj.weight".
         head, rest = name.split(".layers.")
         index, tail = rest.split(".", 1)
         i = int(index)
@@ -251,9 +278,13 @@ def grow(
 def shrink(
     model: Qwen2_5_VLForConditionalGeneration, layers: int
 ) -> Qwen2_5_VLForConditionalGeneration:
-    """Returns a model of the layers that `grow` began with, without those that it added."""
+    """Returns the model that `grow` began with, of `layers` layers, by leaving out those it added.
+
+    If the deep model was trained, the weights of the layers that are left are the trained ones.
+    """
     depth = model.config.text_config.num_hidden_layers
-    # Maps the place of an original layer in the deep model to its place before it was grown.
+    # Maps the place of an original layer in the deep model to its place before it was grown. Of 4
+    # layers that were 2, it is {0: 0, 2: 1}. (-(-a // b) is a / b rounded up.)
     original_place = {-(-i * depth // layers): i for i in range(layers)}
     state, shallower = model.state_dict(), create(layers)
     new_state = {}

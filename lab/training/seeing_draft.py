@@ -1,8 +1,8 @@
-"""Trains a draft for the language model that learnt to see (`seeing.py`).
+"""Trains a draft for the language model that learnt to see (`seeing.py`), which is its teacher.
 
-It is the embedded pair's draft, grown to four layers of 192, with the language model's vocabulary.
-Both models have the same tower. Tokens of both vocabularies keep the draft's embedding, and all
-others begin at zero.
+The draft begins as the embedded pair's draft, grown to four layers of width 192. It gets the
+teacher's vocabulary: tokens that its own vocabulary has too keep their embeddings, and all others
+begin at zero. Both models have the same vision tower.
 
 early   The draft learns true answers from all visual tokens.
 draft   It learns the teacher's probabilities from views with visual tokens dropped.
@@ -29,9 +29,10 @@ log = logging.getLogger(__name__)
 
 
 def make_draft(teacher: Any, tok: Any, layers: int) -> Any:
-    """Returns the pair's draft with the teacher's vocabulary.
+    """Returns the embedded pair's draft with `layers` layers and the teacher's vocabulary.
 
-    On tokens of both vocabularies, its logits are those of the pair's draft.
+    `tok` is the teacher's tokenizer. For a token of both vocabularies the logit is that of the
+    pair's draft.
     """
     pair = grow(build.load(EMBEDDED / "draft"), layers)
     config = deepcopy(pair.config)
@@ -40,6 +41,7 @@ def make_draft(teacher: Any, tok: Any, layers: int) -> Any:
     for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"):
         setattr(config.text_config, name, getattr(teacher.config.text_config, name))
     model = make_untrained_model(config, 0)
+    # Everything but the embeddings, whose vocabularies differ, is copied as it is.
     state, old = model.state_dict(), pair.state_dict()
     for name, value in state.items():
         if value.shape == old[name].shape:
@@ -54,7 +56,11 @@ def make_draft(teacher: Any, tok: Any, layers: int) -> Any:
 
 
 class DistillationRun(PairRun):
-    """A stage whose teacher is a model with a merger of its own."""
+    """A stage whose teacher has visual tokens of its own.
+
+    In the pair's training, draft and teacher read the same visual tokens. This teacher has another
+    merger, which is the last part of a vision tower, so its tokens are not the draft's `visual`.
+    """
 
     def teacher_logits(self, batch: Batch, visual: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, HAS_BF16):
@@ -65,16 +71,19 @@ class DistillationRun(PairRun):
 def train(run_dir: Path, stages: tuple[Stage, ...] = SEEING_DRAFT, text: Path | None = None) -> Any:
     """Trains the stages that are not finished, and returns the draft and its tokenizer.
 
-    The teacher is the model with `run_dir`'s adapter.
+    The teacher is the language model with the adapter in `run_dir`. `text` is the folder of the
+    language model, or None for its usual one.
     """
     teacher, tok = adapted_llama.load_adapted(run_dir / adapted_llama.ADAPTER_FILE, text)
     round_frozen_weights(teacher)
     draft = make_draft(teacher, tok, stages[0].layers)
     for stage in stages:
+        # Without a teacher, a stage learns the true answers.
         run = DistillationRun(stage, draft, teacher if stage.drops else None, tok)
         if not (run_dir / f"{stage.name}.pt").exists():
             log.info("%s: %.0f CPU seconds", stage.name, stage.cpu_s)
             run_steps(run, run_dir)
+        # The next stage begins with the mean of the last steps' weights.
         run.mean.load_state_dict(load_state(run_dir, stage.name)["mean"])
         draft = run.mean.module
     return draft, tok
