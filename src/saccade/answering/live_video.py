@@ -7,12 +7,14 @@ left. A question is dropped with the last of its segments.
 
 **What an answer is.** It is what ``generate`` answers to :meth:`Live.inputs`, which is what the
 model's processor makes of the kept conversation as it stands. After a drop the kept segments move
-to the positions that this prompt gives them, so the target reads them once more. A frame is read at
-most twice: when it comes, and after the one drop that it may survive. It never survives two. A drop
-leaves at most half of the window. At the next drop the segments that came since take more than half
-by themselves, so all older ones are removed. Where a drop leaves one segment of more than half, the
-next drop removes it first. The output of the vision tower is kept for every kept segment, so no
-frame is encoded twice.
+to the positions that this prompt gives them, so the target reads them once more.
+
+A frame is read at most twice: when it comes, and after the first drop that it survives, because
+none survives two. A drop leaves at most half of the window. The next one comes when the window
+overflows, and then the segments that came in between fill more than half of it by themselves, so
+all older ones go. The latest segment always stays. If it alone fills more than half, it goes first
+in the next drop. The output of the vision tower is kept for every kept segment, so no frame is
+encoded twice.
 """
 
 from __future__ import annotations

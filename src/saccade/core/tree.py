@@ -129,11 +129,10 @@ def tree_mask(tree: Tree, cached_count: int, pending_count: int) -> Bool[Tensor,
     """Returns which of the newest keys each row of a forward may attend to. Older keys are not in
     the mask, because every row comes after all of them.
 
-    The columns are the keys of the ``pending_count`` last committed tokens, which had no keys
-    before this forward, and then those of the tree's nodes. The rows are the tokens that this
-    forward computes: the pending ones, and the nodes after the first ``cached_count``, which have
-    been computed by earlier forwards. One of the two counts is always 0, because no node has been
-    computed while committed tokens are pending.
+    There are two cases. If ``pending_count`` is 0, the first ``cached_count`` nodes have keys
+    from earlier forwards: the rows are the other nodes, and the columns are all nodes. Otherwise
+    the last ``pending_count`` committed tokens have no keys yet, and neither has any node, so
+    ``cached_count`` is 0: rows and columns are these tokens, and then all nodes.
     """
     # The pending tokens are a chain, and the tree's first nodes follow the last of them. After two
     # pending tokens, a tree with the parents (-1, -1, 0) becomes (-1, 0, 1, 1, 2).
@@ -209,9 +208,10 @@ def prefix(tree: Tree, count: int) -> Tree:
 def find_fault(tree: Tree, vocab: int) -> tuple[int, str] | None:
     """Returns the first malformed node and what is wrong with it; None for a sound tree.
 
-    The nodes before it are sound, so that they can be judged. Whether a node is malformed depends
-    on the nodes before it, on the length of its q and on chosen tokens, never on which token was
-    drawn. Otherwise a drawn token could be dropped for its value (see ``Tree``).
+    The nodes before it are sound, so that they can be judged. Whether a node is malformed never
+    depends on which token was drawn, so no drawn token is dropped for its value (see ``Tree``).
+    Comparing ids with ``vocab`` decides about chosen tokens only: an id that was drawn from a q of
+    at most ``vocab`` numbers is always below ``vocab``.
     """
     complete = min(len(tree.tokens), len(tree.parents), len(tree.q))
     for node in range(complete):

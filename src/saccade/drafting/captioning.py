@@ -15,7 +15,8 @@ from saccade.drafting.setup import Captions, Setup
 
 
 class Captioning:
-    """Makes the texts that a draft's view puts in the place of videos, for one call's inputs.
+    """Makes the texts that a draft's view puts in the place of videos and images, for one call's
+    inputs.
 
     They are newlines or captions. This object is made when the target's prefill begins. A thread
     then makes the captions beside the prefill, if that does not slow the target: if the target is
@@ -24,7 +25,7 @@ class Captioning:
     """
 
     def __init__(self, setup: Setup, inputs: Inputs) -> None:
-        self._words, self._view, self._inputs = setup.words, setup.view, inputs
+        self._text_maker, self._view, self._inputs = setup.words, setup.view, inputs
         self._captioner = setup.words.captioner_for(setup.view)
         self._seconds = self._waited = 0.0
         self._pending: Future[Captions] | None = None
@@ -45,8 +46,9 @@ class Captioning:
         return self._seconds, max(0.0, self._seconds - self._waited)
 
     def texts(self) -> list[dict[str, Texts]]:
-        """Waits for the captions, and returns ``Prefill.words`` of each request. Raises what the
-        captioner raised."""
+        """Waits for the captions, and returns each request's texts as token ids, by their kind
+        ("newline" or "caption"), as ``Prefill.words`` has them. Raises what the captioner raised.
+        """
         captions = None
         start = time.perf_counter()
         if self._captioner is not None:
@@ -54,7 +56,7 @@ class Captioning:
                 captions = self._caption() if self._pending is None else self._pending.result()
             finally:
                 self._waited = time.perf_counter() - start
-        return self._words.replacement_texts(self._view, self._inputs, captions)
+        return self._text_maker.replacement_texts(self._view, self._inputs, captions)
 
     def _caption_in_thread(self, device: torch.device, threads: int) -> Captions:
         with _beside_target(device, threads), torch.no_grad():

@@ -60,7 +60,8 @@ def _grow_together(growths: Mapping[int, Growth]) -> dict[int, Proposal]:
     counted_until = now()
 
     def score(trees: dict[tuple[int, int], Tree]) -> dict[tuple[int, int], Scores]:
-        """Scores all trees in one forward, and shares its seconds out among them."""
+        """Scores all trees in one forward. The seconds since the last forward ended, which include
+        the growing of the trees, are divided equally among the trees."""
         nonlocal counted_until
         by_place: dict[int, dict[int, Tree]] = defaultdict(dict)
         for (place, request), tree in trees.items():
@@ -83,7 +84,9 @@ def _grow_together(growths: Mapping[int, Growth]) -> dict[int, Proposal]:
     try:
         all_trees = drive(score, drafts, last_scores)
     except Exception:
-        # Each drafter proposes alone after this, which shows the one that failed.
+        # Each drafter proposes alone after this. That takes back no drawn token: the noise of a
+        # draw follows from the seed and the draw's place, so the same draws are made again. A
+        # drafter that caused the failure then fails by itself.
         return {}
     proposed: dict[int, Proposal] = {}
     for place, growth in growths.items():

@@ -213,8 +213,9 @@ class PromptReader:
         """Returns the last row that each row of a prompt sees, or None if no row sees a later one.
 
         ``masks`` are those of all prompts by kind of layer, ``number`` is the prompt's place among
-        them, and ``rows`` marks those that are no padding. Raises ModelError if rows that see the
-        same later row do not all see each other, or if this result is not the same for all kinds.
+        them, and ``rows`` marks those that are no padding. A mask may be causal except for groups
+        of rows that all see each other, such as a picture's, as far as the layer's window goes.
+        Raises ModelError for any other mask, or if the groups are not the same for all kinds.
         """
         found_rows = []
         try:

@@ -68,7 +68,8 @@ class Proposer:
             drafting_start = self._clock()
             if draftable:
                 proposals |= self.drafts.draft(draftable, plan)
-                # A request that outgrew the memory would otherwise be prefilled anew every round.
+                # ``draft`` gives up a request whose cache no longer fits into memory. It is
+                # declined from now on, or ``_can_draft`` would prefill it anew every round.
                 self._declined |= {each.name for each in draftable if each.name not in self.drafts}
             # Requests draft together, so the draft runs one forward per token of the longest draft,
             # and one more, not counted here, where a low probability cut that draft short.

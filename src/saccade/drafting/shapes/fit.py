@@ -27,10 +27,11 @@ ACCEPTANCE_MEMORY = 0.98  # Each round multiplies the weight of earlier judged t
 def expected_tree(rate: float, paths: Paths) -> float:
     """Returns E[tokens] of a round that drafts a static tree, the target's own token included.
 
-    A path is the rank of each of its tokens among its siblings: (0, 1) is the second likeliest
-    token after the likeliest one. The first rank is right with probability ``rate``, and each
-    further rank with half of what is left: 0.8, 0.1, 0.05 and so on. The halving is an assumption
-    that was not measured; chains do not depend on it.
+    A path has a rank for each of its tokens, which is the token's place among its siblings: (0, 1)
+    is the likeliest first token, and below it the second likeliest token after that one. The first
+    rank is right with probability ``rate``, and each further rank with half of what is left: 0.8,
+    0.1, 0.05 and so on. The halving is an assumption that was not measured; chains do not depend on
+    it.
     """
     chance_by_rank = [rate]
     for _ in range(max((max(path) for path in paths), default=0)):
@@ -107,9 +108,9 @@ class Fit(CostedShape):
         learnt: FitState = state
         costs = self.forward_costs.per_request(learnt.requests)
         ratios = learnt.ratios or self._unit_ratios
-        # Rounds correct the costs of the target's forwards alone. All of these are believed to take
-        # at least the smallest ratio times as long as was measured. The draft's cost is multiplied
-        # by it as well, because both models share a machine.
+        # Rounds correct the target's costs alone, so the draft has no ratio of its own. The
+        # smallest of the target's ratios is taken for how much slower the whole machine is than
+        # when costs were measured, and the draft's cost is multiplied by it.
         rate, draft_ratio = learnt.accepted.mean, min(ratios[1:])
         options = [
             _Option(n, expected_chain(rate, n), n, n + 1) for n in range(1, MAX_CHAIN_LENGTH + 1)
