@@ -149,14 +149,12 @@ def judge_fewer_keys(results: StoredResults) -> Finding:
     """Judges Sec. 3.3's condition on documents: alpha > (K + m_t) / (m_v + m_t) + 1 / gamma.
 
     K, "kept", is the number of the document's tokens that the draft attends to. The document has
-    m_v tokens, and the text beside it has m_t. The rows have their sum; m_v follows from the share
-    of the document's tokens that is kept, up to the rounding of K.
+    m_v tokens, and the text beside it has m_t.
     """
     unit = sparse_to_dense.KEYS
 
     def margin(row: Row, keep: float) -> float:
-        text_tokens = row["prompt_tokens"] - row["kept"] / keep
-        share_of_keys = (row["kept"] + text_tokens) / row["prompt_tokens"]
+        share_of_keys = _draft_step_keys(row, keep) / row["prompt_tokens"]
         return float(row["accepted"] - share_of_keys - 1 / GAMMA)
 
     comparisons = [
@@ -216,10 +214,17 @@ def _keys_read(row: Row, keep: float) -> float:
     a round emits.
     """
     prompt_tokens = row["prompt_tokens"]
-    # The document has kept / keep tokens, of which the draft sees those kept, and all of the text.
-    draft_step_keys = prompt_tokens - row["kept"] * (1 / keep - 1)
-    round_keys = row["drafted"] * draft_step_keys + prompt_tokens
-    return round_keys / (row["tau"] * prompt_tokens)
+    round_keys = row["drafted"] * _draft_step_keys(row, keep) + prompt_tokens
+    return float(round_keys / (row["tau"] * prompt_tokens))
+
+
+def _draft_step_keys(row: Row, keep: float) -> float:
+    """Returns the keys of the prompt that a draft's step reads: K of the document, and all text.
+
+    The rows have the tokens of the document and of the text together. Those of the document follow
+    from the share of them that is kept, up to the rounding of K: they are K / ``keep``.
+    """
+    return float(row["prompt_tokens"] - row["kept"] * (1 / keep - 1))
 
 
 # The function that judges a claim on the embedded pair -> the one that judges it over documents.

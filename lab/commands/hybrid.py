@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lab.commands.output_files import check_folder_of
+from saccade.cli import command_options
 from saccade.cli.terminal import Threads, Verbose, out, prepare, status
 from saccade.core.errors import ModelError, OptionError
 
@@ -74,7 +74,7 @@ def hybrid(
         raise ModelError(
             f"{folder} has no trained hybrid pair; `python -m lab train-hybrid {folder}` makes one"
         )
-    check_folder_of(path)
+    command_options.check_folder(path)
     from lab.machine import describe_machine
     from lab.real.answers import format_facts
     from lab.studies import hybrid as study

@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 import typer
 
-from lab.commands.output_files import check_folder_of
 from saccade.cli import command_options, run_setup
 from saccade.cli.terminal import Threads, Verbose, out, prepare, progress_line, status
 from saccade.core.errors import OptionError
@@ -52,7 +51,7 @@ def real(
 ) -> None:
     """Methods that draft with the target itself, over long texts on real weights."""
     prepare(threads, verbose)
-    check_folder_of(out_file)
+    command_options.check_folder(out_file)
     from lab.machine import describe_machine
     from lab.real import answers as measure
     from lab.real.attention_sets import measure_attention_sets
@@ -134,7 +133,7 @@ def real_pair(
     captures its steps.
     """
     prepare(threads, verbose)
-    check_folder_of(out_file)
+    command_options.check_folder(out_file)
     import torch
 
     from lab.machine import describe_machine
@@ -294,7 +293,7 @@ def _prepare_study(
     from saccade.inputs import load
     from saccade.inputs import real_weights as weights
 
-    check_folder_of(path)
+    command_options.check_folder(path)
     texts = list(islice(find_documents(paths or []), limit))
     if not texts:
         raise OptionError("none of these files is a text of 1,800 tokens or more")

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from lab.commands.output_files import check_folder_of
+from saccade.cli import command_options
 from saccade.cli.terminal import Threads, Verbose, out, prepare, status
 from saccade.core.errors import ModelError
 
@@ -86,7 +86,7 @@ def judge(
     from lab.training import adapted_llama
     from saccade.inputs import load, real_weights
 
-    check_folder_of(path)
+    command_options.check_folder(path)
     adapter = run_dir / adapted_llama.ADAPTER_FILE
     if not adapter.is_file():
         raise ModelError(

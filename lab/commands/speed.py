@@ -16,7 +16,6 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from lab.commands.output_files import check_folder_of
 from saccade.cli import command_options, run_setup
 from saccade.cli.run_setup import split_names
 from saccade.cli.terminal import Json, Threads, Verbose, out, prepare, status
@@ -39,7 +38,7 @@ def speed(
     from lab import speed as measured
 
     parts = measured.parts_named(split_names(only or ""))
-    check_folder_of(path)
+    command_options.check_folder(path)
 
     def write_results(results: Mapping[str, Any]) -> None:
         if path is not None:

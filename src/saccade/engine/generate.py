@@ -321,7 +321,7 @@ def start_stream(
         inputs, others = _split_inputs(inputs, arguments)
         resolved = _ResolvedCall.of(target, cast(CallArguments, others))
         request = Request.of(target, inputs, **resolved.request)
-        if several_requests_error is not None and len(request.ids) > 1:
+        if several_requests_error is not None and len(request.inputs["input_ids"]) > 1:
             raise OptionError(several_requests_error)
         return Stream(
             target,

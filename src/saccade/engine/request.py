@@ -408,7 +408,7 @@ class Request:
     ) -> tuple[int, int]:
         """Returns the bytes that each token takes, and the bytes that do not grow with the tokens:
         recurrent states, and the caches of layers that evict keys."""
-        state_bytes = target.state_bytes * len(self.ids)
+        state_bytes = target.state_bytes * len(self.inputs["input_ids"])
         hidden_bytes = target.hidden_state_bytes(hidden_layers)
         if keeps_all_keys or not target.windows:
             return target.token_bytes + hidden_bytes, state_bytes

@@ -186,8 +186,8 @@ def find_archives(paths: Sequence[Path]) -> tuple[Archive, ...]:
         whole = [path for _, part, path in parts if not part]
         lettered = [path for _, part, path in sorted(parts) if not part.isdigit()]
         numbered = [path for _, part, path in sorted(parts) if part.isdigit()]
-        for files in [whole] if whole else filter(None, (lettered, numbered)):
-            archives.append(Archive(archive_path.name, tuple(files)))
+        groups = [whole] if whole else [lettered, numbered]
+        archives += [Archive(archive_path.name, tuple(files)) for files in groups if files]
     return tuple(archives)
 
 

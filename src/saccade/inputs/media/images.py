@@ -192,15 +192,24 @@ def upright_rgb(image: Any) -> Image:
     """Returns an image as upright 8-bit RGB, on white where it is transparent."""
     with contextlib.suppress(Exception):  # Broken EXIF is no reason to refuse an image.
         image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I"):  # Grey of 16 bits, or of 32 bits that is clipped to 16 bits.
-        grey = np.clip(np.asarray(image), 0, 65535) >> 8
-        return np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)
-    if image.mode == "F":  # Grey as fractions of 1, or as numbers of 8 or of 16 bits.
-        numbers = np.nan_to_num(np.asarray(image), nan=0.0, posinf=0.0, neginf=0.0)
-        largest = next((most for most in (1, 255) if numbers.max(initial=0) <= most), 65535)
-        grey = np.rint(np.clip(numbers / largest, 0, 1) * 255)
+    if image.mode == "F" or image.mode.startswith("I"):
+        grey = _grey_of_floats(image) if image.mode == "F" else _grey_of_integers(image)
         return np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         white = PILImage.new("RGBA", image.size, "white")
         image = PILImage.alpha_composite(white, image.convert("RGBA"))
     return np.array(image.convert("RGB"))
+
+
+def _grey_of_integers(image: Any) -> np.ndarray:
+    """Returns grey of 16 bits, or of 32 bits that is clipped to 16 bits, as numbers up to 255."""
+    grey: np.ndarray = np.clip(np.asarray(image), 0, 65535) >> 8
+    return grey
+
+
+def _grey_of_floats(image: Any) -> np.ndarray:
+    """Returns grey in fractions of 1, or in numbers of 8 or of 16 bits, as numbers up to 255."""
+    numbers = np.nan_to_num(np.asarray(image), nan=0.0, posinf=0.0, neginf=0.0)
+    largest = next((most for most in (1, 255) if numbers.max(initial=0) <= most), 65535)
+    grey: np.ndarray = np.rint(np.clip(numbers / largest, 0, 1) * 255)
+    return grey
