@@ -301,10 +301,10 @@ def acceptance_by_round(by_suite: AnswersBySuite) -> Iterable[str]:
             [run[step] for run in accepted_by_answer if len(run) > step]
             for step in range(FIRST_ROUNDS)
         ]
-        cells = [_number_text(mean(each) if each else None) for each in accepted_at]
         first_rounds = [tokens for run in accepted_by_answer for tokens in run[:FIRST_ROUNDS]]
         all_rounds = [tokens for run in accepted_by_answer for tokens in run]
-        cells += [_number_text(mean(first_rounds)), _number_text(mean(all_rounds))]
+        columns = [*accepted_at, first_rounds, all_rounds]
+        cells = [_number_text(mean(each) if each else None) for each in columns]
         yield f"| {suite} | " + " | ".join(cells) + " |"
 
 

@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 from lab.hardware.vllm_engines import Engine, Setup, Wave, WaveResults, clip_questions
+from saccade.core.errors import OptionError
 from saccade.engine.trace import environment
 from saccade.inputs.checkpoints import NAMES
 
@@ -136,9 +137,13 @@ def run_comparison(
 ) -> dict[str, Any]:
     """Measures a plan and writes the results to ``path`` after every turn.
 
-    With ``more``, results of ``path`` for other numbers of requests at once are kept.
+    With ``more``, results of ``path``, if it exists, for other numbers of requests at once are
+    kept. Raises OptionError for a row that does not exist.
     """
-    earlier = json.loads(path.read_text())["runs"] if more else []
+    unknown = [name for name in plan.rows if name not in ROWS]
+    if unknown:
+        raise OptionError(f"there is no row {unknown[0]!r}; rows: {', '.join(ROWS)}")
+    earlier = json.loads(path.read_text())["runs"] if more and path.is_file() else []
     other_runs = [one for one in earlier if one["at once"] not in plan.at_once]
     settings = {name: value for name, value in asdict(plan).items() if name != "at_once"}
     settings["threads"] = os.environ.get("OMP_NUM_THREADS", "1")

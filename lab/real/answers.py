@@ -241,6 +241,16 @@ class Results:
         self.facts[kind] += [asdict(row) for row in rows]
         self._write()
 
+    def replace_answers(self, answers: Sequence[MethodResult]) -> None:
+        """Adds "measured" rows, each in place of an earlier one of its document and method."""
+        replaced = {(each.document, each.digest, each.method) for each in answers}
+        self.facts["measured"] = [
+            row
+            for row in self.facts["measured"]
+            if (row["document"], row["digest"], row["method"]) not in replaced
+        ]
+        self.add(answers, "measured")
+
     def _write(self) -> None:
         if self._path is not None:
             new_path = self._path.with_suffix(".part")
@@ -319,11 +329,10 @@ def run_methods(
         ]
         for recipe in needed:
             on_progress(f"{progress}, {recipe.name}")
-            results.add(
+            results.replace_answers(
                 answer_documents(
                     model, group, recipe, settings, references, prompt_cache, draft, ask
-                ),
-                "measured",
+                )
             )
         for each, answer_ids in zip(group, references, strict=True):
             if look and each in unwatched:

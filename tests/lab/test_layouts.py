@@ -139,6 +139,15 @@ def test_a_table_shows_what_was_run():
     assert "HIPPO, Table 3" not in layout_tables and "TABED, Tables 1-2" not in layout_tables
 
 
+def test_a_table_by_rounds_has_empty_cells_for_a_suite_without_rounds():
+    """Claim: a suite whose answers had no round at all has a row of empty cells in Table 3."""
+    with_rounds = run_of("ar", "specvlm")
+    without = [answer("c", name, suite="t", total=4.0) for name in ("ar", "specvlm")]
+    rows = read([*with_rounds, *without])["SpecVLM, Table 3"]
+    cells = [rows["t"][column] for column in ("0", "first ten", "all")]
+    assert cells == ["-"] * 3 != [rows["s"][column] for column in ("0", "first ten", "all")]
+
+
 def test_second_turns_stand_apart():
     """Claim: TABED's table splits a conversation into its first turn and the later ones, other
     tables do not; the last column is over everything. Fails if a turn counts twice or not."""

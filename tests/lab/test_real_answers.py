@@ -205,6 +205,22 @@ def test_a_run_goes_on_where_it_was_cut_short(tmp_path):
     assert elsewhere.missing(document, ["fresh"]) == ["fresh"]
 
 
+def test_an_answer_that_is_measured_again_replaces_the_earlier_one(tmp_path):
+    """Claim: where a batch is answered again because one of its documents is new, each document has
+    one row of a method, the newer. Fails if rows are only added."""
+    results = answers.Results(None, {"model": "M", "settings": {}, "together": 2})
+
+    def row(name: str, tokens: int, method: str = "fresh") -> answers.MethodResult:
+        return answers.MethodResult(name, "0", "?", 9, method, True, tokens, 0, 2, 1, 9, 3, 1)
+
+    results.replace_answers([row("a", 1), row("a", 2, "std")])
+    results.replace_answers([row("a", 3), row("b", 4)])
+    rows = [
+        (each["document"], each["method"], each["tokens"]) for each in results.facts["measured"]
+    ]
+    assert rows == [("a", "std", 2), ("a", "fresh", 3), ("b", "fresh", 4)]
+
+
 def test_a_penalty_spares_the_documents_words():
     """Claim: what stands in the answer counts less, whatever its sign; words of the prompt, of
     the header itself and of nowhere are left as they are. Fails if the prompt counts."""

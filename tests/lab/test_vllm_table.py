@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from lab.hardware import vllm_comparison
 from lab.hardware.vllm_engines import WaveResults
+from saccade.core.errors import OptionError
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,6 +34,14 @@ def test_the_table_is_of_medians_over_the_first_row() -> None:
         "| 1 | drafted | 250 (2.50x) | 125 (2.50x) | 0.50 | equal |",
         "| 1 | wrong | 26 (0.26x) | 13 (0.26x) |  | differ |",
     ]
+
+
+def test_a_row_that_does_not_exist_is_refused(tmp_path) -> None:
+    """Claim: an unknown row is refused by name before an engine starts, whether or not the file to
+    continue exists."""
+    plan = vllm_comparison.Plan(rows=("none",))
+    with pytest.raises(OptionError, match="no row 'none'; rows: vLLM, eager"):
+        vllm_comparison.run_comparison(plan, tmp_path / "new.json", print, more=True)
 
 
 def test_a_wave_s_figures() -> None:
