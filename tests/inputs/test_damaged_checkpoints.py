@@ -152,3 +152,10 @@ def test_a_pair_is_compared_before_weights_are_read(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
         loading.load_pair(str(target), None)
     assert "tokenizers" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "/tmp/" + "x" * 300, "a/" + "x" * 300, "a\0b"])
+def test_a_name_that_no_file_may_have_is_refused(name: str):
+    """Claim: a name too long or impossible for a file is refused like any other unknown model."""
+    with pytest.raises(ModelError, match="checkpoint folder"):
+        inputs.load(name)

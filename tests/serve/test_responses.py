@@ -163,7 +163,8 @@ def test_an_earlier_response_is_sent_back(client, server):
 
 def test_items_become_messages():
     """Claim: reasoning, text and calls of one turn are one message, results are a tool's, and a new
-    turn begins after them. Fails if calls are parted from their turn or lose their order."""
+    turn begins after them. Reasoning without text adds nothing. Fails if calls are parted from
+    their turn or lose their order."""
     call = {"type": "function_call", "name": "f", "arguments": "{}"}
     result = {"type": "function_call_output", "output": "done"}
     items = [
@@ -171,6 +172,7 @@ def test_items_become_messages():
         _user("hi"),
         {"type": "reasoning", "id": "rs_1", "summary": [],
          "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "reasoning", "id": "rs_2", "summary": []},
         {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed",
          "content": [{"type": "output_text", "text": "yes", "annotations": [], "logprobs": []}]},
         {**call, "call_id": "1", "id": "fc_1", "status": "completed"},

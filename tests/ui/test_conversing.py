@@ -62,22 +62,23 @@ def test_a_conversation_is_its_tabs(model, clips):
     page.end("two")
 
 
-def test_a_first_question_that_fails_holds_no_conversation(model, clips, monkeypatch):
-    """Claim: where a tab's first question cannot be asked, or is not answered, another tab may
-    begin a conversation."""
+@pytest.mark.parametrize("error", [OptionError, RuntimeError])
+def test_a_first_question_that_fails_holds_no_conversation(model, clips, monkeypatch, error):
+    """Claim: where a tab's first question cannot be asked, or is not answered, for whatever reason,
+    another tab may begin a conversation."""
     page = PageConversation(model, PageSettings(max_new_tokens=2))
 
     def refuse(*whatever: object, **more: object) -> None:
-        raise OptionError("this model reads no videos")
+        raise error("this model reads no videos")
 
     def fail(*whatever: object, **more: object) -> Iterator[None]:
-        raise OptionError("this model reads no videos")
+        raise error("this model reads no videos")
         yield
 
     for stream in (refuse, fail):
         with monkeypatch.context() as patch:
             patch.setattr("saccade.answering.chat_model.Chat.stream", stream)
-            with pytest.raises(OptionError, match="no videos"):
+            with pytest.raises(error, match="no videos"):
                 next(page.ask("one", "What?", clips[:1]))
         assert [*page.ask("two", "What?", clips[:1])]
         page.end("two")

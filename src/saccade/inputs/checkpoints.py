@@ -56,7 +56,9 @@ def is_embedded(name: str) -> bool:
 
 def looks_local(source: str) -> bool:
     """Whether a source is a folder, existing or not, rather than a hub id."""
-    return source.startswith((".", "/", "~")) or Path(source).exists() or source.count("/") > 1
+    # Unlike Path.exists, os.path.exists returns False for a name that no file may have.
+    is_there = os.path.exists(source)
+    return is_there or source.startswith((".", "/", "~")) or source.count("/") > 1
 
 
 def check_folder(name: str, source: str, *, weights: bool = True) -> None:
@@ -68,7 +70,7 @@ def check_folder(name: str, source: str, *, weights: bool = True) -> None:
     folder = Path(source)
     if not looks_local(source):
         return
-    if not folder.is_dir():
+    if not os.path.isdir(source):
         raise ModelError(f"no checkpoint folder at {name}; give a folder or a hub id")
     if not (folder / "config.json").is_file():
         raise ModelError(f"{name} has no config.json, so it is not a checkpoint folder")

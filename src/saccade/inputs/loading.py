@@ -588,7 +588,7 @@ def _loading_message(name: str, error: Exception) -> str:
     source = source_of(name)
     if "trust_remote_code" in str(error):
         return f"{name} comes with code of its own; --trust-remote-code runs it, if you trust it"
-    if isinstance(error, ImportError) or Path(source).is_dir():
+    if isinstance(error, ImportError) or os.path.isdir(source):
         reason = first_line(error)
         if isinstance(error, KeyError):
             reason = f"a file of it lacks the entry {error}"

@@ -333,7 +333,7 @@ class AssistantTurn:
 
     def messages(self) -> Iterator[AssistantMessage]:
         """Yields the turn as a message, unless it is empty."""
-        reasoning = "\n".join(self.reasoning)
+        reasoning = "\n".join(text for text in self.reasoning if text)
         if not (reasoning or self.texts or self.calls):
             return
         calls = [

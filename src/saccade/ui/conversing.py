@@ -13,7 +13,7 @@ from pathlib import Path
 from saccade.answering.chat_model import Chat, Model
 from saccade.answering.coloured_text import IncrementalDecoder
 from saccade.core.answer_text import TextDecoder
-from saccade.core.errors import OptionError, SaccadeError
+from saccade.core.errors import OptionError
 from saccade.inputs.media import Clip
 from saccade.inputs.subjects import is_text_file, read_document
 from saccade.ui import pictures
@@ -104,7 +104,7 @@ class PageConversation:
             for round in stream:
                 text += str(decoder.styled_text(round.to_record()))
                 yield text
-        except SaccadeError:
+        except Exception:
             if not conversation.exchanges:
                 # The first question of the conversation failed, so another tab may begin one.
                 self.end(tab)

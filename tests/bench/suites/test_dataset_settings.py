@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from saccade.bench.suites.benchmarks import BENCHMARKS
+from saccade.bench.suites.rows import InMemoryRows
 
 DESCRIBE = (
     "Please provide a detailed description of the video, focusing on the main subjects, "
@@ -171,3 +172,10 @@ def test_what_a_paper_leaves_open_is_reported():
         for setting in known.papers.values():
             if setting.samples is None:
                 assert "not stated" in setting.paper
+
+
+def test_a_column_counts_if_any_row_has_it():
+    """Claim: rows of JSON whose first record lacks a field have that field's column all the same,
+    and the column has None where a record lacks it."""
+    rows = InMemoryRows(({"a": 1}, {"a": 2, "b": 3}))
+    assert rows.names == ("a", "b") and rows.column("b") == [None, 3]

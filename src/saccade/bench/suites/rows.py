@@ -33,8 +33,8 @@ class InMemoryRows:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the columns."""
-        return tuple(self.rows[0]) if self.rows else ()
+        """The names of the columns. A column counts if any row has it."""
+        return tuple(dict.fromkeys(name for row in self.rows for name in row))
 
     def __len__(self) -> int:
         return len(self.rows)
