@@ -344,9 +344,10 @@ class Cache:
     def _window_rows_at(self, length: int) -> dict[int, LayerRows]:
         """Returns, for each layer with a window, the rows that the row at ``length`` sees.
 
-        If these rows are still held, they come with the earlier ones that would be seen again after
-        cutting back ``ROWS_TO_CUT_BACK`` tokens, as far as those are held. If not, they are the
-        window that was saved at ``length``; at length 0 there are none.
+        If these rows are still held, earlier rows are returned with them, as far as they are held:
+        those that would be seen again after cutting back ``ROWS_TO_CUT_BACK`` tokens. If these rows
+        were evicted, the window that was saved at ``length`` is returned. At length 0 there are no
+        rows.
         """
         if length >= self._first_length:
             rows = {}
@@ -569,7 +570,9 @@ class Pages:
         for row in range(new):
             row_q = q[:, row : row + 1]
             self.copy_best_pages(cache, layer, row_q * scale)
-            # ``bias`` has its ``new`` rows once, or repeated for every query head of a group.
+            # ``bias`` has a row for each of the ``new`` rows. Some kernels need all of them once
+            # for each query head of a group. So from ``row`` on, every ``new``-th is about this
+            # row.
             row_bias = None if bias is None else bias[row::new]
             outputs.append(attend_to_keys(row_q, keys, values, row_bias, scale))
         return torch.cat(outputs, 1)

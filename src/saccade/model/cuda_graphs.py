@@ -277,6 +277,7 @@ class StaticInputs:
             ids[number], positions[number] = ids[0], positions[0]
             places[number] = np.arange(size.rows)
             caches[:, number] = spare.start, spare.capacity, 0
+            # Each row sees its own key only. The softmax of a row that sees no key would be NaN.
             visible[number, :, : size.rows] = np.eye(size.rows, dtype=np.bool_)
         vocabulary_numbers[: len(leases)] = vocabularies
         source = torch.from_numpy(host)

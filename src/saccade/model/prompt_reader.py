@@ -332,6 +332,7 @@ class _CellReader:
 
     def __init__(self, reader: PromptReader, inputs: Inputs) -> None:
         self._kinds, self._layout, self._device = reader.placeholders, reader.layout, reader.device
+        # The weight that newline rows are copies of; None for models without newlines.
         self._newline = vars(reader.model.base_model)["_parameters"].get("image_newline")
         self._grids: dict[str, Iterator[Cells]] = {
             kind: processor_cells(kind, inputs, reader.config)
@@ -339,7 +340,10 @@ class _CellReader:
             if inputs.get(f"{kind}_grid_thw") is not None
         }
         pixels = inputs.get("pixel_values_videos")
-        self._frames = pixels.shape[1] if isinstance(pixels, Tensor) and pixels.ndim == 5 else None
+        # Pixels of five dimensions are [video, frame, channel, height, width].
+        self._frames_per_video: int | None = None
+        if isinstance(pixels, Tensor) and pixels.ndim == 5:
+            self._frames_per_video = pixels.shape[1]
 
     def next(
         self, ids: Int[Tensor, " len"], embeds: Float[Tensor, "len dim"]
@@ -364,7 +368,7 @@ class _CellReader:
             places,
             self._grids,
             self._layout,
-            self._frames,
+            self._frames_per_video,
         ).to(self._device)
         has_cell = cells[:, 0] >= 0
         visual = torch.zeros(len(kinds), dtype=torch.bool, device=self._device)

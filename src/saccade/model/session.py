@@ -201,7 +201,7 @@ class Session:
         reused_rows, prefix_key = 0, None
         # Rows whose logits or attention are needed must be computed, even if they are stored.
         first_needed = int(text[0]) if recorded_columns and len(text) else len(prompt)
-        # At the end these are the followed rows, and at least the last row.
+        # At the prompt's end such rows are the followed ones, or the last one if none are followed.
         needed_at_end = max(1, follow_rows)
         max_reused = max(0, min(first_needed, len(prompt) - needed_at_end))
         if old is not None:
@@ -361,7 +361,8 @@ class Session:
                 # with the pages that it reads (:class:`Pages`).
                 rows = torch.cat([paged.rows.flatten()[: paged.slots], rows])
             # This session's model may be only the first layers of the source's. Then the fork has
-            # the keys and the recurrent states of these layers alone.
+            # the keys of these layers alone, and the states of the recurrent ones among them
+            # (``mixers``).
             cache = source.select(rows, self._room, self.backbone.key_layer_count)
             if cache.states is not None:
                 cache.states = cache.states.first_layers(len(self.backbone.mixers))
@@ -800,8 +801,8 @@ def _copy_committed_keys(request: RequestState) -> None:
     pending."""
     assert request.source is not None
     prompt_rows, source_prompt_rows = request.prompt_rows
-    # The last token is pending even if its keys could be copied, because the logits after it are
-    # needed.
+    # ``ready`` is how many tokens of the text have keys that can be copied. The last token is
+    # pending even if its keys could be copied, because the logits after it are needed.
     ready = max(0, min(request.source.length - source_prompt_rows, request.text_length - 1))
     # If a turn dropped the whole text, the last tokens of the prompt may be pending. Then the cache
     # has fewer rows than the prompt, and ``copied`` is below 0.
@@ -812,7 +813,7 @@ def _copy_committed_keys(request: RequestState) -> None:
     if ready < copied:
         # More was copied already, so there is nothing to copy. The fork keeps all its rows, also
         # those that it computed itself, and only the tokens after them are pending.
-        ready = request.cache.length - prompt_rows
+        tokens_with_keys = request.cache.length - prompt_rows
     else:
         request.cache.extend(
             request.source,
@@ -820,5 +821,6 @@ def _copy_committed_keys(request: RequestState) -> None:
             source_prompt_rows + ready,
             at=prompt_rows + copied,
         )
-        request.copied_tokens = ready
-    request.pending = request.context[len(request.context) - request.text_length + ready :]
+        request.copied_tokens = tokens_with_keys = ready
+    text_start = len(request.context) - request.text_length
+    request.pending = request.context[text_start + tokens_with_keys :]

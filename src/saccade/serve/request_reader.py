@@ -73,8 +73,9 @@ LOW_DETAIL_SIZE = (512, 512)  # In pixels. A picture of detail "low" is shrunk t
 def scaled_size(height: int, width: int, min_pixels: float, max_pixels: float) -> tuple[int, int]:
     """Returns the (height, width) of a picture that is scaled until its pixels are within bounds.
 
-    Its shape stays about the same. It has never more than ``max_pixels``, and at least
-    ``min_pixels`` unless the two bounds leave no room for whole sides of this shape.
+    Its shape stays about the same. It never has more than ``max_pixels``. It has at least
+    ``min_pixels`` unless rounding to whole sides takes it below, which may happen where the two
+    bounds are close together or the picture is very narrow.
     """
     pixels = height * width
     scale = math.sqrt(min(max(pixels, min_pixels), max_pixels) / pixels)

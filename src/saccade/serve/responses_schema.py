@@ -223,7 +223,8 @@ class ResponsesRequest(RequestFields):
     context_management: Annotated[list[Any], Field(max_length=0)] | None = None
     moderation: Literal[None] = None
 
-    # Errors are about fields of a `ChatRequest`, and give them the names that the client has used.
+    # Errors name fields of the `ChatRequest` that is made of this request. These are the names that
+    # the client knows them by.
     client_name_by_field: ClassVar[Mapping[str, str]] = {
         "messages": "input",
         "max_completion_tokens": "max_output_tokens",

@@ -52,8 +52,8 @@ def measure_kept_tokens(
     """Returns what each view of the draft kept: several for an ensemble, none if the draft reads no
     visual tokens.
 
-    ``recipe`` is the planned recipe of a stream. This costs a prefill of the target and one run of
-    the draft's vision tower.
+    ``recipe`` is that of a stream that has started, which has completed it for this machine. This
+    costs a prefill of the target and one run of the draft's vision tower.
     """
     view = recipe.view
     offers = recipe.drafter.offers

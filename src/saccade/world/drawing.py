@@ -93,6 +93,7 @@ def sprite(shape: str, radius: float) -> Sprite:
         angle = abs((np.arctan2(x, -y) + fold) % (2 * fold) - fold)
         u, v = distance * np.cos(angle), distance * np.sin(angle)
         notch_u, notch_v = 0.48 * np.cos(fold), 0.48 * np.sin(fold)
+        # A place is inside if it lies on the centre's side of the line from the tip to the notch.
         inside = (u - 1.1) * notch_v - v * (notch_u - 1.1) <= 0
         cue = inside & (distance <= 0.26)
     else:

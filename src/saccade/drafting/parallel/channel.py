@@ -180,15 +180,16 @@ class Channel:
         pickler = _Pickler(pickled)
         pickler.dump(message)
         parts: list[Any] = [pickled.getbuffer()]
-        block: int | None = None
+        block_descriptor: int | None = None
         if pickler.size > MAX_INLINE_BYTES:
-            block = _write_file(pickler.storages)
+            block_descriptor = _write_file(pickler.storages)
         else:
             parts += map(_bytes_of, pickler.storages)
         try:
             descriptors = [each.descriptor for each in pickler.shared]
-            if block is not None:
-                descriptors.append(block)  # The receiver expects the block's descriptor last.
+            if block_descriptor is not None:
+                # The receiver expects the block's descriptor last.
+                descriptors.append(block_descriptor)
             if len(descriptors) > MAX_DESCRIPTORS:
                 raise ValueError(
                     f"a message of {len(descriptors)} files, at most {MAX_DESCRIPTORS}"
@@ -197,8 +198,8 @@ class Channel:
             header = HEADER.pack(len(parts[0]), inline_bytes, len(descriptors))
             self._write(b"".join([header, *parts]), descriptors, patience)
         finally:
-            if block is not None:
-                os.close(block)
+            if block_descriptor is not None:
+                os.close(block_descriptor)
 
     def receive(self, patience: float | None = None) -> Any:
         """Returns the next message; None if there is none within ``patience`` seconds (None: waits

@@ -119,7 +119,8 @@ def _load_or_measure(
         one_row_seconds = estimated["target"][0]
         max_seconds = max(UNNOTICED_SECONDS, MAX_MEASURING_SHARE * answer_tokens * one_row_seconds)
         if MEASURING_FORWARDS * one_row_seconds > max_seconds:
-            # Measuring would take too long. Stored costs are used unchecked, if there are any.
+            # Measuring would take too long. Stored costs are used unchecked if there are any. But a
+            # process that has estimated these costs before goes on with the estimate.
             if key not in _ESTIMATED and stored is not None and _is_complete(stored):
                 _IN_USE[key] = stored
                 return stored
@@ -219,14 +220,13 @@ def _measure(
     """
     # A forward of one row, and of a few other numbers of rows, shows how slow the target is.
     first = ROW_COUNTS[:FIRST_ROW_COUNTS]  # They begin with one row.
-    # The second of these has as many rows as the forward of many requests that is timed below, and
-    # is compared with it.
-    probes = [(PROBE_KEYS, 1), (PROBE_KEYS, MANY_REQUESTS)]
+    # Two short forwards are timed beside these: the probe, and one request with MANY_REQUESTS rows.
+    # The latter is compared below with a forward of MANY_REQUESTS requests with one row each.
+    short_forwards = [(PROBE_KEYS, 1), (PROBE_KEYS, MANY_REQUESTS)]
     probe_seconds, many_rows_seconds, *times = _time_forwards(
-        target, [*probes, *((context, n) for n in first)]
+        target, [*short_forwards, *((context, n) for n in first)]
     )
     one_row_seconds = times[0]
-    steps = [probe_seconds, one_row_seconds]
     # A slow target is timed at as few row counts as there is time for: all would take minutes.
     affordable_count = int(TIMING_SECONDS / (MIN_REPEATS * MANY_ROWS_FACTOR * one_row_seconds))
     count = len(ROW_COUNTS) if all_points else max(FIRST_ROW_COUNTS, affordable_count)
@@ -240,8 +240,10 @@ def _measure(
     seconds = [min(by_rows[each] for each in rows[place:]) for place in range(len(rows))]
     # What another request costs, and the draft's steps.
     (requests_seconds,) = _time_forwards(target, [(PROBE_KEYS, 1)], MANY_REQUESTS)
-    draft_steps, draft_requests_seconds = steps, requests_seconds
-    if draft is not target:
+    if draft is target:
+        draft_steps = [probe_seconds, one_row_seconds]
+        draft_requests_seconds = requests_seconds
+    else:
         draft_steps = _time_forwards(draft, [(PROBE_KEYS, 1), (context, 1)])
         (draft_requests_seconds,) = _time_forwards(draft, [(PROBE_KEYS, 1)], MANY_REQUESTS)
     # The target's forward of many requests with one row each is compared with its forward of as

@@ -87,7 +87,8 @@ class Head(Backbone):
         self.axes = axes
         self.text: Any = SimpleNamespace(layers=module, rotary_emb=rotary)
         # The rest replaces what describes the layers of the target, or was made for them: recurrent
-        # states, windows, the fused decoder, kernels, stored prefixes, captured forwards.
+        # layers (``mixers``), windows, the fused decoder, kernels, stored prefixes, and captured
+        # forwards.
         self.layer_count = self.key_layer_count = 1
         self.mixers = {}
         self.windows = []
@@ -97,8 +98,10 @@ class Head(Backbone):
         self.device = next(module.parameters()).device
         self.devices = [self.device]
         self._template_layer = template_layer
-        # The layer calls the attention with the layer number that it was constructed with.
-        self.key_layers = {0 if template_layer is None else template_layer: 0}
+        # A layer calls the attention with the layer number that it was constructed with. The head's
+        # one layer has the number of its template, or 0 without a template.
+        own_number = 0 if template_layer is None else template_layer
+        self.key_layers = {own_number: 0}
         if template_layer is None:
             self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
             self.head_dim = config.head_dim

@@ -352,7 +352,8 @@ def are_fp32_on_cpu(tensors: Iterable[Tensor]) -> bool:
 
 
 def has_kernels(matrices: Sequence[Matrix]) -> bool:
-    """Returns whether there may be kernels to choose from: on a CPU with oneDNN, for one type."""
+    """Returns whether there may be kernels to choose from: on a CPU with oneDNN, if all weights
+    have the same type."""
     weights = [matrix.weight for matrix in matrices]
     on_cpu = all(weight.device.type == "cpu" for weight in weights)
     alike = len({weight.dtype for weight in weights}) == 1
@@ -454,9 +455,9 @@ def fingerprint_entries(weight: Float[Tensor, "out into"]) -> Float[Tensor, "*sa
     longer side has.
 
     The entries are ``step`` apart in memory. ``step`` is at most the length of a row, so every row
-    has an entry. It shares no divisor with that length, so each entry lies in another column until
-    every column has had one. It is at most the number of rows, so there are at least as many
-    entries as columns, and every column does get one.
+    has an entry. Every column has one for two reasons. ``step`` shares no divisor with the length
+    of a row, so the first entries, as many as there are columns, lie in different columns. And
+    ``step`` is at most the number of rows, so there are at least that many entries.
     """
     if not weight.is_contiguous():
         return fingerprint_entries(weight.t()) if weight.t().is_contiguous() else weight
@@ -708,8 +709,8 @@ def best_threshold(
     """
 
     def slowdown(plan: tuple[tuple[str, str], int]) -> float:
-        """Returns the sum, over the numbers of keys, of how many times as long as the best kernel
-        the plan's takes."""
+        """Returns how much slower a plan is than the best kernels: the seconds of the plan's kernel
+        over those of the best kernel, summed over the numbers of keys."""
         (for_few_keys, for_many_keys), threshold = plan
         chosen = [for_few_keys if each < threshold else for_many_keys for each in keys]
         return sum(

@@ -36,7 +36,7 @@ FP8_LARGEST = torch.finfo(FP8).max
 FP8_MULTIPLE = 16  # Torch's product in FP8 takes multiples of so many inputs and outputs.
 FP8_CAPABILITY = (8, 9)  # CUDA's compute capability from which on a GPU multiplies FP8.
 MAX_FP8_ROWS = 64  # More rows are a prompt's, which are multiplied with the original weights.
-SMALLEST_SCALE = 1e-12  # The scale of a row of zeros, which is divided by it.
+SMALLEST_SCALE = 1e-12  # No row has a smaller scale, so a row of zeros is not divided by 0.
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,8 @@ class CodedPanels(NamedTuple):
         """Rounds a weight and lays it out.
 
         ``gated`` says that the weight is an MLP's: silu of the first half of its outputs (the gate)
-        multiplies the second half. A panel then has the same outputs of both halves.
+        multiplies the second half. A panel then has some outputs of the first half, and those at
+        the same places in the second half.
         """
         codes = Codes.of(weight, rounding)
         parts = 2 if gated else 1

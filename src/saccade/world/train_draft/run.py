@@ -51,8 +51,9 @@ def make_untrained_model(config: Any, seed: int) -> Any:
     package (Qwen2.5-VL)."""
     torch.manual_seed(seed)
     model = Qwen2_5_VLForConditionalGeneration(config).float().train()
-    # Weights whose output is added to the residual stream are smaller in deeper models, as in GPT-2
-    # (0.02 / sqrt(2 layers)). Here they are twice as large, and as if there were at least 4 layers.
+    # Weights whose output is added to the residual stream are smaller in deeper models, as in
+    # GPT-2. Their standard deviation there is 0.02 / sqrt(2 layers). Here it is twice that, and a
+    # model of fewer than 4 layers gets that of 4 layers.
     layers = max(config.text_config.num_hidden_layers, 4)
     output_std = 2 * (0.02 / (2 * layers) ** 0.5)
     for name, p in model.named_parameters():
