@@ -327,8 +327,11 @@ class Model:
 
         Returns None without clips, and where the target is not the embedded one.
         """
+        if not clips:
+            return None
         frames = [list(clip.frames) for clip in clips]
-        return captions.lazy_captioner(None, self.pair.target.name, frames) if frames else None
+        # Without a name this is the embedded captioner, which captions for an embedded target only.
+        return captions.lazy_captioner(name=None, target=self.pair.target.name, media=frames)
 
     def _batch_captioner(self, clips: Sequence[Sequence[Clip]]) -> Any:
         """Returns the captioner of a batch from the clips of each of its requests."""
@@ -409,7 +412,8 @@ class Chat(AbstractContextManager["Chat"]):
         """
         _refuse_draft_and_method(settings)
         self._finish_turn()
-        model, is_first = self._model, not self._history
+        model = self._model
+        is_first = not self._history
         clips = model._read_clips(
             media, self._sampling if frames is None else _frame_sampling(frames)
         )
@@ -488,9 +492,9 @@ def load(
         device: by default a GPU where there is one.
         device_map: "auto" spreads the target over the devices there are.
         draft_device: where the draft is, if not beside the target: "cuda:1", say.
-        draft_quantize: "int8", "int4" or, on a GPU that multiplies it, "fp8" rounds the draft's
-            weights, so that its steps read fewer bytes; without a draft the target drafts for
-            itself with a rounded copy. Answers stay the target's.
+        draft_quantize: "int8", "int4" or "fp8" rounds the draft's weights, so that its steps read
+            fewer bytes. "fp8" needs a GPU that multiplies fp8 numbers. Without a draft the target
+            drafts for itself with a rounded copy. Answers stay the target's.
         quantize: "bnb-8bit", "bnb-4bit" or "torchao-int8", for the target.
         trust_remote_code: whether to run code that comes with a checkpoint.
         positions: the positions of text after a Qwen2.5-VL video. "library" takes those that

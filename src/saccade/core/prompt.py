@@ -245,8 +245,8 @@ class Prompt:
         """
         if self.media.last_visible_row is None:
             return None
-        # The rows with the same last visible row are a group. The last of them that is kept becomes
-        # the last visible row of all.
+        # The rows with the same last visible row are a group. The last kept row of a group becomes
+        # the last visible row of the whole group.
         _, groups = torch.unique(self.media.last_visible_row[rows], return_inverse=True)
         places = torch.arange(len(groups), device=groups.device)
         last = torch.zeros_like(places).scatter_reduce(0, groups, places, "amax")
@@ -369,7 +369,7 @@ class Turn:
 class SharedPrefix:
     """The leading rows and the media of a new prompt that earlier turns have prefilled already."""
 
-    shared_rows: int  # leading rows of the target's prompt that are those of the text before
+    shared_rows: int  # how many leading rows of the target's prompt are those of earlier turns
     shared_media: frozenset[int]  # the numbers of the media that are wholly among them
 
     @classmethod

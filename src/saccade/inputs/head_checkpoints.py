@@ -75,9 +75,12 @@ def find_kind(settings: Mapping[str, Any]) -> HeadKind | None:
 
 
 def find_problems(settings: dict[str, Any], target_config: Any, name: str) -> list[str]:
-    """Returns the reasons why a head cannot draft for a target, as far as their configs say."""
-    problem = find_other_target(settings, target_config, name)
-    return [] if problem is None else [problem]
+    """Returns why the head ``name`` cannot draft for a target, as far as their configs say.
+
+    This is one sentence if the head's config declares another target, and nothing otherwise.
+    """
+    sentence = find_other_target(settings, target_config, name)
+    return [] if sentence is None else [sentence]
 
 
 def names_mtp_head(target_config: Any) -> bool:
@@ -112,7 +115,7 @@ def load_own_head(name: str, target: Backbone) -> Head | None:
     except ModelError:
         return None
     try:
-        # Which file has which tensor, and which tensors are the head's.
+        # The names of all tensors are read first, to find out which tensors are the head's.
         file_by_key: dict[str, Path] = {}
         for file in sorted(folder.glob("*.safetensors")):
             file_by_key |= dict.fromkeys(_keys(file), file)
@@ -120,7 +123,7 @@ def load_own_head(name: str, target: Backbone) -> Head | None:
         if match is None:
             return None
         layout, key_by_name = match
-        # Only the files that have some of them are opened.
+        # Of the tensors themselves only the head's are read.
         tensors: dict[str, Tensor] = {}
         for file in sorted({file_by_key[key] for key in key_by_name.values()}):
             with safe_open(file, framework="pt") as opened:

@@ -281,8 +281,10 @@ def _convert(file: Path, folder: Path, dtype: str) -> None:
     packed = AutoModelForCausalLM.from_pretrained(file.parent, **source, dtype=dtype)
     # A model read from GGUF counts as quantised and cannot be saved, so its weights are copied
     # into a plain model.
-    config = {k: v for k, v in packed.config.to_dict().items() if k != "quantization_config"}
-    model = type(packed)(type(packed.config)(**config)).to(packed.dtype)
+    settings = packed.config.to_dict()
+    settings.pop("quantization_config", None)
+    config = type(packed.config)(**settings)
+    model = type(packed)(config).to(packed.dtype)
     model.load_state_dict(packed.state_dict())
     model.generation_config = packed.generation_config
     model.save_pretrained(folder)

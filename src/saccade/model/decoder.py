@@ -136,7 +136,8 @@ class FusedDecoder:
         no memory for the copies.
         """
         matrices = [matrix for layer in self.layers for matrix in layer.matrices]
-        matrices += [] if self.head is None else [self.head]
+        if self.head is not None:
+            matrices.append(self.head)
         weight_count = sum(matrix.weight.numel() for matrix in matrices)
         needed = int(weight_count * rounding.bytes_per_weight)
         place = self.norm.device
@@ -160,7 +161,8 @@ class FusedDecoder:
         ]
         rounded_decoder.head = None if self.head is None else self.head.rounded(rounding)
         matrices = [matrix for layer in rounded_decoder.layers for matrix in layer.matrices]
-        matrices += [] if rounded_decoder.head is None else [rounded_decoder.head]
+        if rounded_decoder.head is not None:
+            matrices.append(rounded_decoder.head)
         rounded_decoder._matrices = TunedMatrices(matrices)
         # On a GPU there is only one kernel for a rounding, so it is chosen without measuring. On a
         # CPU ``refresh`` times the kernels and chooses.
@@ -267,7 +269,8 @@ class FusedDecoder:
                 swapped = torch.cat((qk[..., half:], qk[..., :half]), -1)
                 qk = torch.addcmul(qk * cos, swapped, sin)
                 if only_last_token and index == len(self.layers) - 1:
-                    step, hidden = partial(step, last=True), hidden[-1:]
+                    step = partial(step, last=True)
+                    hidden = hidden[-1:]
                 attention = step(index, qk[:heads], qk[heads:], v, self.scale)
             hidden = layer.out.add_to(hidden, attention)
             normed = apply_norm(hidden, layer.norm_mlp)

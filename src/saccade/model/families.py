@@ -174,7 +174,8 @@ def weights_per_token(layers: nn.Module, config: Any) -> int:
     settings = config.to_dict()
     selected = settings.get("num_experts_per_tok") or settings.get("top_k_experts") or 1
     experts = next((settings[name] for name in EXPERT_COUNTS if settings.get(name)), selected)
-    return sum(
-        int(weight.numel() * (selected / experts if ".experts." in name else 1))
-        for name, weight in layers.named_parameters()
-    )
+    count = 0
+    for name, weight in layers.named_parameters():
+        share = selected / experts if ".experts." in name else 1
+        count += int(weight.numel() * share)
+    return count

@@ -40,7 +40,9 @@ from saccade.model.session import Session
 log = logging.getLogger(__name__)
 
 PROMPT_TOKENS = 6
-STEPS = 4  # Logits that are compared: after the prompt, after one token, after two more at once.
+# The rows of logits that are compared: one after the prompt, one after the first token, and one
+# after each of the next two tokens, which are read in one forward.
+STEPS = 4
 MAX_NAMED_CAUSES = 3  # A refusal names so many causes, and counts the others.
 # In half precision, logits of a deep model may differ by ``MAX_DEEP_FACTOR`` times the usual
 # rounding, if their cosine similarity is at least ``LEAST_SIMILARITY``.
@@ -48,7 +50,7 @@ MAX_DEEP_FACTOR = 3.0
 LEAST_SIMILARITY = 0.99
 # The inputs of each linear layer are perturbed by this share, to see whether the layer rounds them.
 INPUT_CHANGE = 1e-5
-CHANGED_ROWS = 256  # Each layer is tried with this many random input rows.
+CHANGED_ROWS = 256  # Each layer is run on this many random rows, and on the same rows perturbed.
 MAX_OUTPUT_CHANGE = 3e-5  # As a share of the largest output. A layer that rounds changes by more.
 UNROUNDED_TYPES = (torch.float32, torch.float64)
 
@@ -57,8 +59,9 @@ UNROUNDED_TYPES = (torch.float32, torch.float64)
 def check_against_generate(target: Backbone) -> None:
     """Raises ModelError, naming the cause, if the target's answers are not ``generate()``'s.
 
-    It may make the target run in a slower way, in which they are. It computes a few forwards of a
-    few tokens, and only at the first call and after changes to the model's modules.
+    If only a slower way to run the target gives ``generate()``'s answers, the target runs in that
+    way from then on. This function computes a few forwards of a few tokens, and only at the first
+    call and after changes to the model's modules.
     """
     refuse_autocast(target.device)
     if target.is_checked_against_generate:

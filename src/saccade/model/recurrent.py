@@ -218,8 +218,8 @@ def read_text(rows: DeltaRows, memory: Memory) -> tuple[Values, Memory]:
     both = torch.linalg.solve_triangular(overlap, both, upper=False, unitriangular=True)
     values, memory_factor = both.split((v.shape[-1], k.shape[-1]), -1)
     weights = (q @ k.transpose(-1, -2)) * remaining
-    # From here on a query has the decay from the chunk's beginning to its row, and a key that from
-    # its row to the chunk's end.
+    # From here on each query is multiplied by the decay from the chunk's beginning to its row, and
+    # each key by the decay from its row to the chunk's end.
     q = q * total.exp()[..., None]
     k = k * (total[..., -1:] - total).exp()[..., None]
     chunk_decay = total[..., -1].exp()[..., None, None]
@@ -604,8 +604,9 @@ class LayerStates:
         """Stores the current states, so that the text can be cut back to this length later.
 
         If there are more than ``MAX_SNAPSHOTS``, the oldest are dropped. The very first, the
-        newest, and those at the ``spared`` lengths stay. A caller spares the end of a prompt's
-        pictures. A later turn can read the text after it again, but not a picture before it.
+        newest, and those at the ``spared`` lengths stay. A caller spares the length at which a
+        prompt's pictures end. From there a later turn can read the text again. From an earlier
+        length it would have to read a picture again, which it cannot.
         """
         self._snapshots[self.length] = self.states
         old = [length for length in [*self._snapshots][1:-1] if length not in spared]

@@ -445,7 +445,8 @@ class CompletionRequest(RequestFields, ABC):
 
     @property
     def completion_request(self) -> CompletionRequest:
-        """The completion to run, which is this request."""
+        """The completion to run, which is this request. A ``ResponsesRequest`` has this property
+        too, and returns the ``ChatRequest`` that it becomes."""
         return self
 
     @property

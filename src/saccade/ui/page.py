@@ -190,6 +190,7 @@ def build_page(
         stop_event = stop_events[tab] = Event()
         states = run_question(get_models(), settings, question, stop_event.is_set)
         try:
+            # The worker's thread takes the next state of the run; None says that there is none.
             while (run_state := worker.submit(next, states, None).result()) is not None:
                 yield _answers_so_far(run_state, sampled) | _draft_pictures(run_state)
         except SaccadeError as failure:

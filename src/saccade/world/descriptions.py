@@ -47,7 +47,7 @@ class Voice:
     still: str  # What an object does that does not move: "stays still".
     nothing: str  # The sentence that there is no event.
     opening: str  # "The {video} shows {things} on a {texture} background."
-    later: str  # How many objects are there at the start. It is used if others appear later.
+    later: str  # How many objects are there at the start: a sentence used if others come later.
     starts: str  # About an object that is there from the start.
     comes: str  # About an object that appears later.
     stands: str  # About an object in a picture.

@@ -86,23 +86,21 @@ def _picture(scene: Scene, length: str) -> tuple[Medium, ...]:
 
 @dataclass(frozen=True)
 class Kind:
-    """How an item is made of a scene.
-
-    The conversation that the world draws for ``world_task`` gives the questions and the right
-    answer. ``task`` says how the answer is scored. ``turns`` is called with the conversation's
-    turns and the seed, and returns those to ask. ``media`` makes the item's media of the scene and
-    a key of ``LENGTHS``. ``then`` is the question of a further turn about the same media.
-    ``asks_next_item`` says whether a further turn asks the question of the next item, with that
-    item's picture. An answer has at most ``max_answer_tokens`` tokens.
-    """
+    """How an item is made of a scene."""
 
     world_task: str
+    """The task of ``dialogues.conversation``, which gives the questions and the right answer."""
     max_answer_tokens: int
     task: Task = "open"
+    """How the answer is scored."""
     turns: Callable[[Sequence[Exchange], int], Sequence[Exchange]] = lambda turns, seed: turns
+    """(the conversation's turns, seed) -> the turns to ask."""
     media: Callable[[Scene, str], tuple[Medium, ...]] = _clip
+    """(scene, a key of ``LENGTHS``) -> the item's media."""
     then: str | None = None
+    """The question of a further turn about the same media, if there is one."""
     asks_next_item: bool = False
+    """Whether a further turn asks the question of the next item, with that item's picture."""
 
     def item(self, name: str, seed: int, length: str) -> Item:
         """Returns the item of one seed; ``name`` is the key of this kind in ``TASKS`` or

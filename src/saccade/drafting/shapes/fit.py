@@ -109,8 +109,8 @@ class Fit(CostedShape):
         costs = self.forward_costs.per_request(learnt.requests)
         ratios = learnt.ratios or self._unit_ratios
         # Rounds correct the target's costs alone, so the draft has no ratio of its own. The
-        # smallest of the target's ratios is taken for how much slower the whole machine is than
-        # when costs were measured, and the draft's cost is multiplied by it.
+        # smallest of the target's ratios is assumed to hold for the whole machine, and so for the
+        # draft too.
         rate, draft_ratio = learnt.accepted.mean, min(ratios[1:])
         options = [
             _Option(n, expected_chain(rate, n), n, n + 1) for n in range(1, MAX_CHAIN_LENGTH + 1)

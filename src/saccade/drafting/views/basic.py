@@ -193,8 +193,9 @@ class Affordable(CostedView):
 
     A share is cheap if a step of the draft over it is hardly slower than over the smallest share,
     and if the draft's prefill, where it has one, takes a small part of the time of the target's.
-    ``cost_measurement.affordable_share`` measures this. ``keep`` is None until ``recipe.plan`` has
-    called it, once the models and the machine are known.
+    Once the models and the machine are known, ``recipe.plan`` measures this share
+    (``cost_measurement.affordable_share``) and replaces this view by one that keeps it
+    (:meth:`with_share`). A ``keep`` that is given takes the place of the measured share.
     """
 
     name: str = "affordable"

@@ -20,7 +20,8 @@ MAX_BYTE = 255
 
 
 class FrameArray:
-    """A ``FrameSource``, from which ``frame_sampling`` takes frames: an array at a steady rate."""
+    """An array of frames at a steady rate. It is a ``FrameSource``, from which ``frame_sampling``
+    takes frames."""
 
     def __init__(self, frames: Frames, fps: float | int | None) -> None:
         self.frames, self.label = frames, "the frames"
@@ -45,7 +46,7 @@ def picture_clip(picture: PILImage.Image | np.ndarray, channels_first: bool = Fa
     else:
         frame = rgb_frames(picture, channels_first)[0]
     frame_source = FrameArray(enlarge(frame)[None], None)
-    return sample(frame_source, FrameSampling(every=True), Limits(), None)
+    return sample(frame_source, FrameSampling(every=True), Limits(), progress=None)
 
 
 def frames_clip(frames: Frames, sampling: FrameSampling, limits: Limits | None = None) -> Clip:
@@ -56,7 +57,8 @@ def frames_clip(frames: Frames, sampling: FrameSampling, limits: Limits | None =
     if not len(frames):
         raise bad_option("there are no frames: give at least one")
     frame_source = FrameArray(frames, sampling.fps)
-    return sample(frame_source, sampling.for_sequence(frame_source.rate), limits or Limits(), None)
+    sampling = sampling.for_sequence(frame_source.rate)
+    return sample(frame_source, sampling, limits or Limits(), progress=None)
 
 
 def is_picture(array: np.ndarray) -> bool:

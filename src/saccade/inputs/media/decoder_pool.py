@@ -510,7 +510,15 @@ def _read_clip(request: Mapping[str, Any], payloads: Sequence[bytes]) -> Clip:
         return read_frames(payloads, request["fps"], limits)
     if request["task"] == "read_image":
         image = read_image(sources[0], limits)
-        return Clip(image[None], np.zeros(1), 1.0, 1.0, 1, 1.0)
+        # The parent uses the frame alone, but refuses a clip without a duration and rates above 0.
+        return Clip(
+            frames=image[None],
+            timestamps=np.zeros(1),
+            duration=1.0,
+            fps=1.0,
+            source_frames=1,
+            sampled_fps=1.0,
+        )
     return read(sources[0], FrameSampling(**request["sampling"]), limits)
 
 

@@ -80,7 +80,8 @@ class Video:
             part = f"{end:.1f} of {declared:.1f} seconds"
             self.warnings.append(f"cut short or damaged: read {part}, {len(ticks)} frames")
 
-        # AVI has no display times. The decoder's n-th frame is then the n-th displayed.
+        # Where packets have no display times, as in AVI, their decode times are taken instead. A
+        # decoder returns frames in the order of display, so its n-th frame gets the n-th time.
         self.has_no_display_times = None in ticks
         if self.has_no_display_times:
             ticks = decode_ticks
