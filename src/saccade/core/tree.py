@@ -25,9 +25,9 @@ class Tree:
     ``parents[i]`` is a node before ``i`` or ``ROOT``. ``q[i]`` is the law node ``i`` was *sampled*
     from, or None when it was *chosen* (arg-max, top-k), which counts as a law with all mass on it.
     Siblings that carry a q must be independent draws from that one law. ``confidences`` are the
-    draft's probabilities of the nodes, empty unless the shape reads them. ``match_length`` is, for
-    a draft that was copied from the text, how many of the text's last tokens also stand before the
-    passage that was copied, and 0 for any other draft.
+    draft's probabilities of the nodes, empty unless the shape reads them. ``match_length`` is above
+    0 only for a draft that was copied from the text. It is how many of the text's last tokens were
+    also found right before the passage that was copied.
 
     **The rule of every shape: a drawn token stands.** Whether tokens are drawn below a node, and
     how many, may depend on laws and on the path down to that node, its own token included. It must

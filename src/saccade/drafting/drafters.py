@@ -334,7 +334,8 @@ class SessionDrafter(Drafter):
 
     def start_growth(self, states: Mapping[int, State]) -> Growth | None:
         # The caller grows these drafts together with those of other drafters over the same model.
-        # A class with a ``propose`` of its own grows its drafts in another way, and offers none.
+        # It would not grow them in the way of a subclass that has its own ``propose``, so such a
+        # subclass gives it none.
         if type(self).propose is not SessionDrafter.propose:
             return None
         return Growth(self.session, self._drafts(states), self._scores)
@@ -419,7 +420,8 @@ class _PrefilledPrompt:
         equal &= (positions[:, :count] == prompt.positions[:, :count]).all(0)
         equal &= visual[:count] == prompt.visual[:count]
         rows = int(equal.long().cumprod(0).sum())
-        # The shared rows also end before the first row of a medium that is not in ``media``.
+        # The shared rows also end before the first row of a medium that is not in ``media``. The
+        # first column of ``grid`` has the number of each visual row's medium.
         media_numbers = torch.tensor([*media], dtype=torch.long, device=device)
         is_new = ~torch.isin(prompt.grid[:, 0], media_numbers)
         new_visual_rows = prompt.visual.nonzero().squeeze(-1)[is_new]
@@ -437,10 +439,12 @@ class _PrefilledPrompt:
 class ModelDrafter(SessionDrafter):
     """A smaller model with a cache of its own, over the tokens that its view keeps.
 
-    Where both models make the same rows from pixels, it adopts the target's rows and runs no
-    vision tower, unless the view needs rows that were averaged before the projector. Otherwise,
-    where the vision towers are equal, it projects the output of the target's tower. In all other
-    cases it runs its own tower, if it has one.
+    Its visual rows come from the first of these that is possible:
+
+    - the target's own rows, if both models make the same rows from pixels, and the view needs no
+      rows that were averaged before the projector;
+    - the output of the target's vision tower, which the draft projects, if the towers are equal;
+    - its own vision tower, if it has one.
     """
 
     name = "model"
@@ -511,7 +515,8 @@ class ModelDrafter(SessionDrafter):
             self._visual_tokens[i] = max(each.visual_tokens for each in by_view)
             self._prefilled_prompts.append(_PrefilledPrompt.of(prompt, by_view[0]))
             pruned_prompts += by_view
-        clock.lap()  # The caller counts the seconds of the views as ``Timings.guide``.
+        # The seconds of the views are left out: the caller counts them as ``Timings.guide``.
+        clock.lap()
         self.session.prefill([model.embed_missing_rows(prompt) for prompt in pruned_prompts])
         return vision_seconds + clock.lap()
 
@@ -548,7 +553,8 @@ class ModelDrafter(SessionDrafter):
             new = self._with_image_rows(prompt.keep_from(shared))
             seconds += clock.lap()
             pruned_new = view(prefills[i].to(model.device).tail(prefix.shared_rows), new)
-            clock.lap()  # The caller counts the seconds of the view as ``Timings.guide``.
+            # The seconds of the view are left out: the caller counts them as ``Timings.guide``.
+            clock.lap()
             # The pruned prompt has the rows that the draft has already, and then the new ones.
             kept_rows = torch.cat([prefilled.rows_before(state, shared), pruned_new.index])
             is_kept = torch.zeros(len(prompt), dtype=torch.bool, device=kept_rows.device)
@@ -600,10 +606,10 @@ class SelfDrafter(SessionDrafter):
         session = Session(model, setup.rules, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._view, self._key_updates = setup.view, setup.view.key_updates
-        # By request, the size of its sliding window (``KeyUpdates.sinks``), which is the number of
-        # rows in the draft's cache when ``ready`` filled it. A slide brings the cache back to this
-        # size, as long as rows of the prompt can be dropped. Where the view keeps the whole prompt,
-        # there is no window.
+        # By request, how many rows the draft's cache had when ``ready`` filled it. A slide of the
+        # request's window (see ``KeyUpdates.sinks``) brings the cache back to so many rows, as long
+        # as rows of the prompt can be dropped. Requests whose whole prompt the view keeps have no
+        # window, and are not in here.
         self._window_rows: dict[int, int] = {}
         # The target's prefill and the current pruned prompt of requests whose view is refreshed.
         self._refreshed_views: dict[int, tuple[Prefill, Prompt]] = {}
@@ -726,7 +732,8 @@ class HeadDrafter(SessionDrafter):
         seconds = 0.0
         for request, prefill in enumerate(prefills):
             prompt = self._view(prefill, prefill.prompt)
-            clock.lap()  # The caller counts the seconds of the view as ``Timings.guide``.
+            # The seconds of the view are left out: the caller counts them as ``Timings.guide``.
+            clock.lap()
             self._visual_tokens[request] = prompt.visual_tokens
             self._head_session.read(request, prefill, prompt)
             seconds += clock.lap()

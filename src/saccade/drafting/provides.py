@@ -55,7 +55,8 @@ class Setting(Axis):
     field: str  # the name of the field that is set
     parse: Callable[[str, str], Any]  # (axis, text) -> value; raises MethodError
     choices: str | tuple[str, ...]  # the possible values, as ``saccade methods`` shows them
-    unmet_message: str = ""  # completes the message "AXIS ..." where no part has the field
+    # The error's words after the axis's name where no part has the field: "needs view=pages".
+    unmet_message: str = ""
     default: object = None  # A description of a recipe omits the axis if the field has this value.
     to_text: Callable[[Any], str] = str  # value -> its text in an override
 
@@ -107,8 +108,8 @@ class Setting(Axis):
         return [self.choices] if isinstance(self.choices, str) else [*self.choices]
 
     def _owners(self, part: object) -> Iterator[tuple[str, Any]]:
-        """Yields ("", part) if the part itself has the field that is set, and (name, object) for
-        each of the part's fields that holds an object which has it."""
+        """Yields the objects of the class ``owner`` to which the setting applies, each with a name:
+        the part itself with the name "", and then objects in its fields, with the field's name."""
         for name, owner in (("", part), *vars(part).items()):
             if isinstance(owner, self.owner) and self.applies(owner):
                 yield name, owner

@@ -229,7 +229,7 @@ def _longest_stored(
 ) -> tuple[int, Any]:
     """Returns the largest number of media from ``start`` on whose common output is stored, and that
     output; (0, None) where there are none."""
-    # How many media ran together each time that the run began with this one.
+    # How many media each earlier run had that began with this medium, such as {1, 3}.
     lengths: frozenset[int] = store.get((*owner, digests[start], "lengths")) or frozenset()
     for length in sorted(lengths, reverse=True):
         output = store.get((*owner, *digests[start : start + length]))
@@ -248,8 +248,8 @@ def _run_and_store(
 ) -> Any:
     """Runs media ``start:stop`` together and stores their output under all of their digests.
 
-    Under the first digest and "lengths", it also stores how many ran together, so that
-    :func:`_longest_stored` need not try every number.
+    The number of media is also added to the set of numbers that is stored under the first digest
+    and "lengths". So :func:`_longest_stored` need not try every number.
     """
     output = media.run(start, stop)
     if isinstance(output, ModelOutput):

@@ -124,8 +124,8 @@ no schema has."""
 def validation_api_error(error: ValidationError, body: Any) -> ApiError:
     """Returns the response for a request that pydantic refused, which names one field to mend.
 
-    ``body`` is the request's JSON, or None if that could not be parsed. It is also None if pydantic
-    refused a value that was made from the JSON, because the error's location is in that value.
+    ``body`` is the request's JSON, in which the error's location is looked up. It is None if the
+    JSON could not be parsed, or if pydantic refused not the JSON but an object made from it.
     """
     errors = error.errors(include_url=False, include_input=False)
     names_by_error = [

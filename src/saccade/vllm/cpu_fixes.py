@@ -31,7 +31,8 @@ def expand_to_tokens(
 ) -> Tensor:
     """Repeats each request's value once for each of its drafted tokens, [token].
 
-    ``ends`` has the number of drafted tokens up to and including each request.
+    ``ends`` has the number of drafted tokens up to and including each request. A value that equals
+    ``replace_from`` becomes ``replace_to``.
     """
     values = x.repeat_interleave(ends.diff(prepend=ends.new_zeros(1)))
     assert len(values) == num_tokens
@@ -39,7 +40,8 @@ def expand_to_tokens(
 
 
 def skip_empty(limit: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Returns ``limit`` for logits that may have no rows."""
+    """Wraps vLLM's top-k function ``limit``, which fails for logits without rows: these are
+    returned as they are."""
 
     def limit_rows(logits: Float[Tensor, "token vocab"], k: Int[Tensor, " token"]) -> Tensor:
         return limit(logits, k) if len(logits) else logits

@@ -57,6 +57,8 @@ class Draft(plugin.RunnerAware):
         self._has_warned_of_pruning = False
         self._reserve: Tensor | None = None  # It keeps memory free, see ``load_model``.
         self._attention_watch: attention_watch.AttentionWatch | None = None
+        # vLLM gives the config alone, and the plug-in calls ``set_runner`` later. A caller that
+        # gives a runner itself, such as a test, needs no plug-in and no fixes of vLLM.
         if runner is None:
             plugin.check_patched()
             if str(vllm_config.device_config.device) == "cpu":
@@ -119,11 +121,11 @@ class Draft(plugin.RunnerAware):
             self._proposer.forget_all_except(names)
             if self._attention_watch is not None:
                 self._attention_watch.forget_ended()
-            # A row that emitted nothing has prefilled a part of its prompt, so the forward was not
-            # one of decoding only. Such a row has no request here. A row that prefilled the last
-            # part has emitted its first token. It has a request, and the proposer sees that it is
-            # new. A row near the longest length has no request either. While there is one, the
-            # seconds of a forward do not count as the cost of decoding.
+            # A row without a request either emitted nothing, because the forward prefilled a part
+            # of its prompt, or is near the longest length. In both cases the seconds of the forward
+            # do not count as the cost of decoding. A row whose prompt was completed in this forward
+            # has emitted its first token, so it has a request. The proposer does not count such a
+            # forward either, because its last call was not about the same requests.
             decoding_only = len(requests) == len(names)
             drafts = self._proposer.propose(list(requests.values()), decoding_only=decoding_only)
             for row, each in requests.items():
@@ -234,8 +236,8 @@ class Draft(plugin.RunnerAware):
 
         ``rows`` are the output of the target's vision tower, or None. They are used only after an
         earlier prompt has shown that the draft's own tower gives equal rows. Until then, and where
-        there are no ``rows``, the draft's tower reads the pixels. Returns None where it would have
-        to and vLLM has dropped the pixels.
+        there are no ``rows``, the draft's tower reads the pixels. Returns None where the pixels are
+        needed and vLLM has dropped them.
         """
         model = self._loaded.backbone
         if rows is not None and self._rows_are_alike:

@@ -71,8 +71,9 @@ class Proposer:
                 # ``draft`` gives up a request whose cache no longer fits into memory. It is
                 # declined from now on, or ``_can_draft`` would prefill it anew every round.
                 self._declined |= {each.name for each in draftable if each.name not in self.drafts}
-            # Requests draft together, so the draft runs one forward per token of the longest draft,
-            # and one more, not counted here, where a low probability cut that draft short.
+            # Requests draft together, so the draft model runs one forward for each token of the
+            # longest draft. If that draft stopped at an unlikely token, which it leaves out, one
+            # more forward was run for this token. It is not counted here.
             draft_forwards = max((len(draft.tokens) for draft in proposals.values()), default=0)
             costs = costs.after_drafting(draft_forwards, self._clock() - drafting_start)
         elif names:
