@@ -65,8 +65,8 @@ class Answer:
     draft: float = 0.0
     verify: float = 0.0
     decode: float = 0.0  # All rounds; of a peer, all that follows its first tokens.
-    # Capturing CUDA graphs between rounds. Later answers use them too, so of all these seconds only
-    # ``total`` includes them.
+    # Capturing CUDA graphs between rounds. These seconds are in ``total`` and in no other field,
+    # because later answers use the graphs too.
     captures: float = 0.0
     # How many tokens ``decode`` produced, at least 1. Our first token comes from the prefill and is
     # not counted. A peer's first step may return several tokens, none of which are counted, unless

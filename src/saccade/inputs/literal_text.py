@@ -221,9 +221,11 @@ def _extract(
     documents: set[int] = set()
 
     def put_mark(text: str, extracted: str) -> str:
-        """Stores ``extracted``, and returns ``text`` with a mark in its place between the blanks.
+        """Stores ``extracted``, and returns ``text`` with a mark in the place of all but the blanks
+        around it.
 
-        ``extracted`` is the text without the blanks around it, as a template writes it.
+        ``extracted`` is what a template writes for that part of the text. In the arguments of a
+        call it has JSON's escapes.
         """
         texts.append(extracted)
         return text.replace(text.strip(), f"{mark}{len(texts) - 1}@")

@@ -40,16 +40,19 @@ Kernel = tuple[Callable[..., Queries], Tensor | None]
 PartialAttention = tuple[Queries, Float[Tensor, "head new"]]
 """Attention over some of the keys, and the log of the sum that its softmax divided by."""
 
-# Up to this many rows, the query heads that share a key head are passed to a kernel as further
-# rows of that head ("folded"). Above it, it is faster to pass a kernel all query heads and the
-# fewer key heads, and let it share them (GQA).
-FOLD_LIMIT = 64  # Rows of one segment.
-# A timed call for a prompt makes about this many multiplications at most. It has fewer heads than
-# the model where all of them would make more.
+# The query heads that share a key head can be passed to a kernel as further rows of that head
+# ("folded"). This is done for segments of up to so many rows. With more rows it is faster to pass
+# all query heads, and to let the kernel share the key heads among them (GQA).
+FOLD_LIMIT = 64
+# A timed call for a prompt has as many of the model's heads as make up to this many
+# multiplications, and at least one head.
 TIMED_MULTIPLICATIONS = 2**28
 # A timed call for one row goes through several layers' keys and values in turn, up to this many
 # bytes, so that they come from memory, as in a real forward, and not from the processor's cache.
 TIMED_BYTES = 2**24
+# The choice of torch's fused kernel for every number of rows and keys. Its one entry is for 1 row
+# and, being the last entry, for more rows. The names are the kernel for fewer keys than the
+# threshold and the kernel for the others.
 ALWAYS_FUSED = AttentionChoice(rows=(1,), names=(("fused", "fused"),), thresholds=(0,))
 # Where no kernel returns log-sum-exps, at most so many queries and logits are computed at once.
 MAX_QUERIES_AT_ONCE = 256
@@ -69,7 +72,7 @@ class ForwardAttention(Protocol):
         because a captured forward is told only at each replay which caches to write."""
 
     def key_layer(self, layer: int) -> int:
-        """Returns the number of a layer among those that have keys."""
+        """Returns the number of a layer among those that have keys, from its place among all."""
 
     def __call__(
         self,
@@ -81,7 +84,8 @@ class ForwardAttention(Protocol):
         *,
         extras: Extras = NO_EXTRAS,
     ) -> AttentionOutput:
-        """Returns the attention of one layer's rows."""
+        """Returns the attention of one layer's rows. ``layer`` is what :meth:`key_layer` returns
+        for it."""
 
 
 class Step:
@@ -133,7 +137,7 @@ class Step:
             segment.cache.reserve(segment.end_key)
 
     def key_layer(self, layer: int) -> int:
-        """Returns the number of a layer among those that have keys."""
+        """Returns the number of a layer among those that have keys, from its place among all."""
         return layer if self._key_layers is None else self._key_layers[layer]
 
     def __call__(
@@ -149,6 +153,7 @@ class Step:
     ) -> Float[Tensor, "rows out"]:
         """Returns the attention of one layer's rows.
 
+        ``layer`` is the layer's number among those that have keys (:meth:`key_layer`).
         With ``last``, in a forward of a single segment, it returns that of the last row alone.
         """
         self.calls += 1
@@ -296,8 +301,8 @@ def _choose_kernel(
     needs_mask = segment.recent_mask is not None or new > 1
     has_pages = segment.pages is not None
     has_few_rows = new <= FOLD_LIMIT
-    is_plain_on_gpu = device.type != "cpu" and not has_pages
-    if has_few_rows and needs_mask and is_plain_on_gpu:
+    on_gpu_without_pages = device.type != "cpu" and not has_pages
+    if has_few_rows and needs_mask and on_gpu_without_pages:
         return _attend_folded, send_to_device(segment.mask, device).repeat(groups, 1)
     if has_few_rows or has_pages:
         return FEW_ROW_KERNELS[name], _bias(segment, new, groups, dtype, name)
@@ -457,9 +462,9 @@ def quickest_attention(
     prompt_choice = kernels.choose_attention(
         ("many", *facts), prompt_calls, kernels.PROMPT_ROWS, kernels.PROMPT_KEYS
     )
-    # The ``rows`` of a choice are upper bounds. The largest number of few rows that is timed (the
-    # last of ``kernels.ATTENTION_ROWS``) is below FOLD_LIMIT. Its choice is used for up to
-    # FOLD_LIMIT rows, and the choice for prompts is used for more.
+    # Each entry of ``rows`` is the most rows that its kernels are for. The last entry of the choice
+    # for few rows was timed with fewer than FOLD_LIMIT rows. It is used for up to FOLD_LIMIT rows.
+    # The choice for prompts is used for more, for which ``_choose_kernel`` has other kernels.
     return AttentionChoice(
         (*few_row_choice.rows[:-1], FOLD_LIMIT, *prompt_choice.rows),
         (*few_row_choice.names, *prompt_choice.names),

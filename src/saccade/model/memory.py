@@ -24,9 +24,10 @@ class PeakMemory:
     """Measures the most memory used since it was made, above what was in use then.
 
     On GPUs it is what torch allocated, over all of ``devices``. Elsewhere it is how much the
-    resident size of this process grew, on Linux only. That growth is coarse: it includes whatever
-    else the process does meanwhile, and it is 0 where only memory is used that was freed before and
-    that the process still has. Use one at a time, because each new one restarts the peak.
+    resident size of this process grew, on Linux only. That growth is coarse. It includes whatever
+    else the process does meanwhile. It is 0 if the process needs no more memory from the system,
+    because what it freed before and still has is enough. Use one at a time, because each new one
+    restarts the peak.
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
@@ -77,7 +78,8 @@ def available_bytes(device: torch.device) -> int:
         limit = int(CGROUP_LIMIT.read_text())
     except (OSError, ValueError):  # The container has no limit.
         return free
-    # The container's use includes this process's, but it cannot be read everywhere.
+    # What the container uses includes what this process uses. Where it cannot be read, it is 0, and
+    # what this process uses is taken.
     used = max(psutil.Process().memory_info().rss, _bytes_used_in_container())
     return min(free, max(0, limit - used))
 

@@ -85,9 +85,9 @@ def visible_keys(
     key_count = segment.first_key + new
     mask = segment.mask
     masked_keys = mask.shape[1]
-    # The cache row of the tree's first node. If a segment has committed rows, all nodes of the tree
-    # come after them in it. If it has none, earlier forwards may have scored the first nodes of the
-    # tree, and their keys are right before the segment's own.
+    # The cache row of the tree's first node. If the segment begins with committed rows, the whole
+    # tree follows them. Otherwise earlier forwards may have scored the first nodes of the tree,
+    # whose keys are right before the segment's own. So at least one of the two numbers is 0.
     tree_start = segment.first_key - segment.scored_nodes + segment.committed_rows
     visible = torch.ones(new, key_count, dtype=torch.bool)
     visible[:, key_count - masked_keys :] = mask
@@ -104,11 +104,12 @@ def visible_keys(
     row_places = segment.first_key + torch.arange(new)
     row_places[segment.committed_rows :] = tree_start - 1 + path.sum(1)  # 10 - 1 + 2 = 11.
     key_places = torch.arange(key_count).repeat(new, 1)
-    # An ancestor's place is that of the row less the number of nodes after the ancestor on the
-    # row's path. The places of other nodes do not matter, because `visible` leaves them out.
-    path_nodes_from = path.int().flip(1).cumsum(1).flip(1)  # Path nodes from each one on: 2, 1, 1.
+    # For each node, how many nodes of the path come after it: 1, 0, 0. A sum from the right also
+    # counts the node itself.
+    nodes_after = path.int().flip(1).cumsum(1).flip(1) - 1
+    # The row's place less this number is the place of a node of the path: 10 for node 0 and 11 for
+    # node 2. The places of other nodes do not matter, because `visible` leaves them out.
     node_row_places = row_places[segment.committed_rows :, None]
-    nodes_after = path_nodes_from - 1  # 1, 0, 0, so nodes 0 and 2 have the places 10 and 11.
     key_places[segment.committed_rows :, tree_start:] = node_row_places - nodes_after
     visible &= window.covers(row_places[:, None], key_places)
     first = int(visible.any(0).int().argmax())
@@ -165,9 +166,11 @@ def last_visible_rows(
     None where no row sees a key after itself.
 
     For example, it is 0, 3, 3, 3, 4 for a row of text, a picture of three rows that see each other,
-    and a row of text. Raises ValueError unless the mask follows from these numbers and the
-    ``window``: each row must see every key up to itself, and every later key whose row has the same
-    number, but only as far as these keys are in its window, and no other key.
+    and a row of text.
+
+    Raises ValueError unless the mask follows from these numbers. A row must see every key up to
+    itself, and every later key whose row has the same number. Of these it must see all that are in
+    its ``window``, if there is one, and it must see no other key.
     """
     length = len(mask)
     places = torch.arange(length, device=mask.device)

@@ -28,7 +28,8 @@ class ResponsesHandler(CompletionHandler):
     """Runs the chat completion that is equivalent to a request, and answers with its text as the
     items of a response."""
 
-    end_of_stream: ClassVar[str] = ""  # The last event says that it is the last.
+    # Nothing such as "data: [DONE]" follows the last event, whose type says that it is the last.
+    end_of_stream: ClassVar[str] = ""
 
     def __init__(
         self,

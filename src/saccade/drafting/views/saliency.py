@@ -180,20 +180,23 @@ def spatial(unit: Float[Tensor, "visual dim"], grid: Int[Tensor, "visual 4"], si
     """
     if not len(grid):
         return torch.zeros(0, device=grid.device)
-    crop = torch.cat([grid[:, :2], grid[:, 2:] // side], 1)
-    _, number = torch.unique(crop, dim=0, return_inverse=True)
-    order = torch.sort(number, stable=True).indices
-    counts = torch.bincount(number)
-    # ``order`` has the tokens crop by crop. A token's slot is its place within its own crop.
-    starts = counts.cumsum(0) - counts
-    slot = torch.arange(len(grid), device=grid.device) - starts[number[order]]
-    # Each crop's tokens, [crop, slot]; slots that a crop lacks repeat token 0 and are not counted.
-    token = torch.zeros(len(counts), int(counts.max()), dtype=torch.long, device=grid.device)
-    token[number[order], slot] = order
-    member = torch.arange(token.shape[1], device=grid.device) < counts[:, None]
+    crop_grid = torch.cat([grid[:, :2], grid[:, 2:] // side], 1)
+    _, crop_numbers = torch.unique(crop_grid, dim=0, return_inverse=True)
+    # ``order`` has the tokens crop by crop, and ``crops`` the number of each one's crop.
+    order = torch.sort(crop_numbers, stable=True).indices
+    crops = crop_numbers[order]
+    # A token's slot is its place within its crop, from 0 on.
+    sizes = torch.bincount(crop_numbers)
+    starts = sizes.cumsum(0) - sizes
+    slots = torch.arange(len(grid), device=grid.device) - starts[crops]
+    # The tokens of each crop are a row [slot], so that crops of any size are computed together.
+    # The slots that a smaller crop leaves over repeat token 0 and are not counted.
+    tokens = torch.zeros(len(sizes), int(sizes.max()), dtype=torch.long, device=grid.device)
+    tokens[crops, slots] = order
+    are_members = torch.arange(tokens.shape[1], device=grid.device) < sizes[:, None]
     variances = []
     for crop_tokens, is_member in zip(
-        token.split(CROPS_AT_ONCE), member.split(CROPS_AT_ONCE), strict=True
+        tokens.split(CROPS_AT_ONCE), are_members.split(CROPS_AT_ONCE), strict=True
     ):
         rows, is_counted = unit[crop_tokens], is_member[:, None, :]
         cosine = (rows @ rows.transpose(1, 2)).double().round(decimals=COSINE_DECIMALS)
@@ -202,7 +205,7 @@ def spatial(unit: Float[Tensor, "visual dim"], grid: Int[Tensor, "visual 4"], si
         deviation = (cosine - mean[..., None]) * is_counted
         variances.append(deviation.square().sum(-1) / size)
     saliency = torch.empty(len(grid), dtype=torch.double, device=grid.device)
-    saliency[order] = torch.cat(variances)[number[order], slot]
+    saliency[order] = torch.cat(variances)[crops, slots]
     return saliency.round(decimals=VARIANCE_DECIMALS)
 
 
@@ -225,8 +228,8 @@ def per_frame(saliency: Float[Tensor, " visual"], grid: Int[Tensor, "visual 4"])
 def time_ordered_keys(grid: Int[Tensor, "visual 4"]) -> Int[Tensor, " visual"]:
     """Returns a number per token that sorts by medium and cell, then by t.
 
-    Consecutive numbers are one cell in consecutive frames. The numbers before a cell's first frame
-    and after its last one belong to no token.
+    Consecutive numbers are one cell in consecutive frames. Between the last frame of a cell and the
+    first of the next, at least one number is left out.
     """
     medium, t, h, w = grid.unbind(1)
     _, times, height, width = (grid.amax(0) + 1).unbind()

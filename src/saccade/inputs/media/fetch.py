@@ -116,8 +116,10 @@ class Sources:
         if kind.partition("/")[0] not in ("video", "image"):
             raise _address_refusal("must say video or image, as data:video/mp4 does", "unsupported")
         body = url[len(head) + 1 :]
-        # Four characters of base64 are three bytes, of which up to two may be only padding. Line
-        # breaks and escapes take some characters more, so what remains is measured once decoded.
+        # Data that are clearly too large are refused before they are decoded. Four characters of
+        # base64 are three bytes, of which up to two may be only padding. Line breaks and escapes
+        # may take more characters, so the limit is a little higher here, and ``_decode_all``
+        # measures the bytes themselves.
         if len(body) * 3 // 4 > MAX_BASE64_OVERHEAD * self.max_bytes + 2:
             raise self._too_large()
         if kind != "video/jpeg":

@@ -7,11 +7,12 @@ place of the target's hidden state. Training does the same for some steps ("trai
 the paper). The target reads each conversation, and its hidden states are used at once, so nothing
 is stored.
 
-Steps are counted from 0. In step s > 0 row j reads what row j - 1 returned in step s - 1, and
-stands for the s-th token that is drafted after place j - s. So it may see only what that token sees
-in drafting: the keys of step 0 up to row j - s, and of each step t = 1 ... s the one key of row
-j - s + t. For example, row 7 of step 2 stands for the second token drafted after place 5. It sees
-the keys of rows 0 to 5 of step 0, of row 6 of step 1, and its own.
+Steps are counted from 0. In step s > 0 row j reads what row j - 1 returned in step s - 1. That row
+read what row j - 2 returned in step s - 2, and so on, back to row i = j - s of step 0. So row j of
+step s is the row of the s-th drafted token of a draft that begins at place i. It may see only what
+that row sees in drafting: the keys of step 0 up to row i, and of each step t = 1 ... s the one key
+of row i + t. For example, row 7 of step 2 is that of the second drafted token of a draft that
+begins at place 5. It sees the keys of rows 0 to 5 of step 0, of row 6 of step 1, and its own.
 
 The loss is the cross-entropy with the target's distribution over the head's own vocabulary, and
 each further step counts 0.8 of the one before.
@@ -169,7 +170,9 @@ class TrainedHead(nn.Module):
         )
         for step, out in enumerate(unrolled):
             learnt_rows = answer_rows.clone()
-            learnt_rows[:step] = False  # The first rows of a step mean nothing, see ``unroll``.
+            # From ``first`` on, the first ``step`` rows mean nothing (see ``unroll``). If ``first``
+            # is above 0, no answer row is among them, so this line is for the case that it is 0.
+            learnt_rows[:step] = False
             if not bool(learnt_rows.any()):
                 break
             # After step 0 ``out`` has only the last rows, from ``first`` on.
@@ -327,6 +330,9 @@ def read_target(
     positions = text_arguments["positions"]
     if positions is None:
         positions = torch.arange(ids.shape[1], device=ids.device)[None]
+    # They are [batch, len] or [axes, batch, len]. Some models put positions of plain text before
+    # those of the axes, so only the last ones are taken. If there is one axis or one row for all,
+    # ``expand`` repeats it.
     positions = positions.reshape(-1, positions.shape[-2], positions.shape[-1])
     positions = positions[-backbone.axes :].expand(backbone.axes, *ids.shape)
     for number, is_real in enumerate(mask):  # Tokens that are not real are padding.
@@ -406,8 +412,16 @@ def known_ids(
     vocab = target.backbone.vocab
     if vocab <= MAX_DRAFT_VOCAB:
         return torch.arange(vocab)
+    # Nothing is trained in this phase. It is only there for its samples, of which each step has at
+    # least one. So its checkpoints do not matter.
     phase_run = PhaseRun(
-        recipe.phases[0], COUNTED_SAMPLES, settings, 0, Path(), 0.0, tuple(conversations)
+        recipe.phases[0],
+        steps=COUNTED_SAMPLES,
+        settings=settings,
+        number=0,
+        checkpoints=Path(),
+        save_every_s=0.0,
+        conversations=tuple(conversations),
     )
     samples: Any = dataset(phase_run, target)
     counts: Counter[int] = Counter()
