@@ -9,12 +9,15 @@ left. A question is dropped with the last of its segments.
 model's processor makes of the kept conversation as it stands. After a drop the kept segments move
 to the positions that this prompt gives them, so the target reads them once more.
 
-A frame is read at most twice: when it comes, and after the first drop that it survives, because
-none survives two. A drop leaves at most half of the window. The next one comes when the window
-overflows, and then the segments that came in between fill more than half of it by themselves, so
-all older ones go. The latest segment always stays. If it alone fills more than half, it goes first
-in the next drop. The output of the vision tower is kept for every kept segment, so no frame is
-encoded twice.
+A frame is read by the target at most twice: when it comes, and after the first drop that it
+survives. No frame survives two drops:
+
+* A drop leaves at most half of the window. When the window overflows again, the segments that came
+  since then fill more than half of it by themselves, so that drop takes all older ones.
+* The latest segment stays in every drop, even if it alone fills more than half of the window. Then
+  it is the only one left, and the oldest one at the next drop, which takes it first.
+
+The output of the vision tower is kept for every kept segment, so no frame is encoded twice.
 """
 
 from __future__ import annotations

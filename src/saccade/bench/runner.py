@@ -231,7 +231,8 @@ def turn_arguments(item: Item) -> list[dict[str, Any]]:
     if item.next_item is not None:
         next_media = media_arguments(item.next_item)
         all_media = {kind: [*first[kind], *next_media[kind]] for kind in ("clips", "images")}
-        # ``parts`` replaces the user's first message, and ``last`` replaces the last one.
+        # ``parts`` is the user's first message: the first question with its media. ``last`` is the
+        # last message: the next item's question with its media, or None if it has none.
         arguments.append({**first, **all_media, "last": next_media.get("parts")})
     return arguments
 

@@ -127,6 +127,8 @@ def doctor(
     # rounded copy is made beside them. ``draft_bits`` is then None, as without any rounding.
     draft_bits = None if rounding is None else loading.draft_quantizer_bits(rounding, draft_place)
     makes_rounded_copy = rounding is not None and draft_bits is None
+    # On a CPU some checkpoints with packed weights are unpacked as they are loaded. Their configs
+    # are replaced by those of plain weights, so that the memory of plain weights is counted.
     as_loaded = packed_checkpoints.config_as_loaded
     target_model = target, as_loaded(target_model[1], target_place)
     if draft_model is not None and head_kind is None:

@@ -61,9 +61,10 @@ class KeyUpdates:
 
     refresh: Refresh | None = None  # If given, the view chooses again during the answer.
     sinks: int | None = None
-    """If given, the draft always attends to this many first rows of the prompt (attention sinks).
-    The rows after them are a sliding window: as the answer grows, the draft drops the first of
-    them."""
+    """If given, the draft always attends to this many first rows of the prompt (attention sinks),
+    and to a sliding window after them: as rows of the answer are added, the draft drops the first
+    rows of the prompt after the sinks. It never drops rows of the answer. A prompt that the view
+    keeps whole has no window, so nothing is dropped."""
 
 
 @dataclass(frozen=True)

@@ -234,8 +234,8 @@ def _without_drafts(recipe: Recipe) -> Recipe:
 def recorded_hidden_layers(recipe: Recipe, draft: Backbone | None) -> Sequence[int]:
     """Returns the target's layers whose hidden states have to be recorded for this draft.
 
-    There are none unless the draft is a head of the target. ``plan`` need not have completed the
-    recipe: one that names a draft model is treated as if it named the head.
+    There are none unless the draft is a head of the target. If ``plan`` has not completed the
+    recipe yet, it may name a draft model in the place of the head, so both count.
     """
     may_be_head = bool(
         Capability.HIDDEN_STATES in recipe.drafter.needs

@@ -165,8 +165,8 @@ def work_side_by_side(
         # rejection the next round starts with nothing in flight.
         if all_accepted := [r for r in live if verdicts[r].own is None]:
             in_flight |= draft.propose({request: group.states[request] for request in all_accepted})
-        # Where the target had no memory to score a tree (``MemoryGuard``), what it has not judged
-        # comes first.
+        # Where the target had no memory to score a tree (``MemoryGuard``), some of its tokens are
+        # not judged yet. They are in flight in the next round, in the place of a new proposal.
         in_flight |= unjudged_trees(trees, (verdicts, endings))
         draft_seconds = extend_end - score_end + now() - commit_end
         verify_seconds = score_end - start + commit_end - extend_end

@@ -177,7 +177,8 @@ class Messages:
 
     def _add_picture(self, value: Any, part: Mapping[str, Any]) -> str:
         value = _address_of(value)
-        # The value of this key may be bare base64, without the beginning of a data address.
+        # Under the key "base64" the value may be bare base64, without a "data:...;base64," before
+        # it.
         is_base64 = part.get("base64") is value and isinstance(value, str)
         if is_base64 and not value.startswith("data:"):
             value = f"data:image;base64,{value}"
@@ -190,8 +191,8 @@ class Messages:
             field: part[key] for key, field in VIDEO_OPTIONS.items() if part.get(key) is not None
         }
         sampling = self._sampling
-        # A rate or a number of frames in the message takes the place of all three such settings,
-        # which exclude each other.
+        # Of ``fps``, ``num_frames`` and ``every`` only one can be set. So if the message has one of
+        # the first two, all three are cleared before it is set.
         if not options.keys().isdisjoint(("fps", "num_frames")):
             sampling = replace(sampling, fps=None, num_frames=None, every=False)
         sampling = replace(sampling, **options)

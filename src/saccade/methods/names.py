@@ -187,8 +187,9 @@ class WeightsSetting(Setting):
     """The rule by which an ensemble weighs its views.
 
     Such a rule may have fields that other axes set: ``tau`` is the temperature of the rule
-    ``inverse``. :meth:`read` returns the rule with the defaults of these fields, because
-    :func:`_spell_weights` finds the rule's name by comparing it with each named rule.
+    ``inverse``, which is called ``inverse`` at every temperature. The named rules have the defaults
+    of these fields. A rule's name is found by comparing it with them, so :meth:`read` returns the
+    rule with these defaults.
     """
 
     def read(self, owner: Ensemble) -> Weighting:

@@ -38,13 +38,16 @@ class Segment:
     """Stores the queries of the segment's last rows, or of all its rows, so that their attention
     can be computed after the forward."""
     pages: Pages | None = None
-    """Pages of another cache, of which each token reads a few. Before a token attends, its queries
-    choose the pages, whose keys and values are then copied over the first rows of ``cache``."""
+    """The rows of another cache in pages of a few rows each, if a token reads only some of the
+    pages. In each layer, a token's queries choose its pages. Their keys and values are copied over
+    the first rows of ``cache``, and then the token attends to ``cache``."""
     committed_rows: int = 0  # how many of the first tokens are committed once the forward has ended
     scored_nodes: int = 0  # how many of the tree's first nodes earlier forwards have scored
     last_visible_row: Int[Tensor, " new"] | None = None
-    """The last key that each row of a prompt sees, where that may be after the row itself. Rows
-    with the same last key see each other."""
+    """For each token, the last row that it sees; None where no token sees a later one.
+
+    Tokens with the same last row see each other, for example those of a picture that is read in
+    both directions."""
     sees_ahead_in_windows_only: bool = False
     """Whether ``last_visible_row`` holds only in layers with a sliding window. All other layers are
     causal then."""

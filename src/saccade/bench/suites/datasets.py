@@ -106,8 +106,9 @@ class Dataset:
     def _row_numbers(self) -> list[tuple[int, int]]:
         """Every row that belongs to the benchmark or its selected part, in the order of the files,
         as (index in ``tables``, number of the row there)."""
-        # The rows that belong to it have ``value`` in ``column``. If one of the two is not given,
-        # all rows belong to it.
+        # If the benchmark is only some rows of its files, ``row_filter`` has the column and the
+        # value of these rows. Otherwise a part may be selected, by the column that names parts.
+        # Without a column or a value all rows belong to it.
         column, value = self.benchmark.row_filter or (self.benchmark.part_column, self.part)
         row_numbers = []
         for table, (_, rows) in enumerate(self.tables):

@@ -164,10 +164,11 @@ class JobRunner:
                 chosen = cast(EarlyView, view).choose(prefills[i], full_prompt, early)
             visual_tokens[i] = len(chosen)
             if len(chosen) < len(early.tokens):
-                stays = torch.isin(
-                    full_prompt.select(early.tokens).index, full_prompt.select(chosen).index
-                )
-                self._session.keep_prompt_rows(i, stays.nonzero().squeeze(-1))
+                # The places in the whole prompt of the rows that were read, and of those to keep.
+                read_places = full_prompt.select(early.tokens).index
+                kept_places = full_prompt.select(chosen).index
+                is_kept = torch.isin(read_places, kept_places)
+                self._session.keep_prompt_rows(i, is_kept.nonzero().squeeze(-1))
         for i in visual_tokens:
             self._drafts.setdefault(i, Draft(self._job.shape.length))
         self._send("ready", visual_tokens, self._reading, self._choosing)

@@ -27,10 +27,10 @@ draft measures plain decoding again.
 
 The state is computed round by round and holds only numbers, so the same rounds give the same state.
 When sampling, no measured time enters it, so that the drawn tokens do not depend on the speed of
-the machine. A sampled round is taken to last as long as it is believed to take: to draft and verify
-the levels that were judged, and at least as long as the round that is expected to decode fastest.
-With a copied draft it is taken to last as long as it is believed to take to verify the copy. Tokens
-drawn after a rejected one never enter the state.
+the machine. The seconds of a sampled round are then computed from the believed costs. They are the
+larger of two numbers: the seconds to draft and verify the levels that were judged, and the seconds
+of a round with the chain length that is expected to decode fastest. With a copied draft they are
+the seconds to verify the copy. Tokens drawn after a rejected one never enter the state.
 """
 
 from __future__ import annotations
@@ -85,16 +85,18 @@ RATE_MEMORY = 0.9  # the factor by which the sums of tokens and seconds decay ea
 ACCEPTANCE_MEMORY = 0.98  # the factor by which the sums of judged tokens decay each round
 # A rejected token counts as one judged token. It counts as more where the draft itself was unsure
 # of it, because the draft then knows little of the text: for each nat by which -log(confidence)
-# exceeds SURPRISE_NATS, it counts for ``Surprise.trust`` more. With a confidence of e^-5 and a
-# trust of 0.5 it counts as 1 + 0.5 (5 - 2) = 2.5 tokens. Confidences below LEAST_CONFIDENCE are
-# treated as LEAST_CONFIDENCE.
+# exceeds SURPRISE_NATS, ``trust`` is added. The trust, from 0 to 1, is learnt in this answer: the
+# probability that the draft's confidence predicts verdicts better than their mean rate does. With
+# a confidence of e^-5 and a trust of 0.5 the token counts as 1 + 0.5 (5 - 2) = 2.5 tokens.
+# Confidences below LEAST_CONFIDENCE are treated as LEAST_CONFIDENCE.
 SURPRISE_NATS = 2.0
 LEAST_CONFIDENCE = 1e-4
 RETRY_AFTER_ROUNDS = 2  # rounds of plain decoding before drafting is tried again
 MAX_RETRY_AFTER_ROUNDS = 128
 MAX_PAUSE_GROWTH = 16  # A pause is at most this many times as long as the one before.
-# The share of decoding time that retries may lose. Each pause is made long enough that a retry as
-# costly as the last one stays below it, within MAX_RETRY_AFTER_ROUNDS and MAX_PAUSE_GROWTH.
+# The tokens that a retry may lose, as a share of the tokens of the pause before it. A pause is made
+# so long that another loss like the last one is at most this share. MAX_RETRY_AFTER_ROUNDS and
+# MAX_PAUSE_GROWTH limit the pause even so.
 MAX_LOST_SHARE = 0.015
 
 # When a pause is over, drafting is tried again if it would pay at this share of what it is believed
@@ -132,8 +134,9 @@ class Estimates(NamedTuple):
     runner_up_calibration: FadingMean = FadingMean(
         PRIOR_CALIBRATION * PRIOR_CALIBRATION_WEIGHT, PRIOR_CALIBRATION_WEIGHT
     )
-    """Accepted runners-up over the sum of their shares of the probability that the draft does not
-    give its first choice. Only runners-up beside a rejected first choice count."""
+    """Accepted runners-up over the sum of their shares. A runner-up's share is its probability over
+    the probability of all tokens but the draft's first choice (:func:`_share_of_rest`). Only
+    runners-up beside a rejected first choice count."""
     copy_calibration: FadingMean = FadingMean(
         PRIOR_CALIBRATION * PRIOR_CALIBRATION_WEIGHT, PRIOR_CALIBRATION_WEIGHT
     )
@@ -150,8 +153,7 @@ class Estimates(NamedTuple):
     def runner_up_chance(self, share: float) -> float:
         """Returns how likely a runner-up is right, given that the draft's first choice is wrong.
 
-        ``share`` is the runner-up's share of the probability that the draft does not give its first
-        choice.
+        ``share`` is the runner-up's share of the probability of all tokens but the first choice.
         """
         return min(1.0, share * self.runner_up_calibration.mean)
 
@@ -492,8 +494,10 @@ class Auto(CostedShape):
         """Returns ``times`` with the seconds of this round.
 
         They are unchanged in three cases: when sampling, after a round whose seconds tell nothing
-        of later rounds, and after a round whose forward was shared. A shared round without a draft
-        does reset ``since_plain``, so that the next round may draft again.
+        of later rounds, and after a round whose forward was shared. Only ``since_plain``, which
+        counts rounds with drafts since the last one without, becomes 0 after a shared round without
+        a draft. Without that, a round that decodes plainly to measure what that takes would be
+        followed by another, for as long as forwards are shared.
         """
         times, rows = estimates.times, 1 + len(round.tree)
         if round.p.rules.sample or not round.has_typical_duration:
@@ -728,8 +732,10 @@ def _learn_from_copy(estimates: Estimates, round: Round) -> Estimates:
 
 
 def _share_of_rest(first: float, runner_up: float) -> float:
-    """Returns a runner-up's share of the probability that the draft does not give its first
-    choice."""
+    """Returns a runner-up's share of the probability of all tokens but the draft's first choice.
+
+    With 0.6 for the first choice and 0.3 for the runner-up, the share is 0.3 / 0.4 = 0.75.
+    """
     return runner_up / max(1 - first, runner_up)
 
 

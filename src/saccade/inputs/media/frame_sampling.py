@@ -112,8 +112,9 @@ def _moments(
         if count < sampling.num_frames:
             frame_source.warnings.append(f"took all {count} frames, there are no more")
     elif not sampling.every:
-        # A moment counts if it is at least half a frame before the end. So 10 seconds at 2 moments
-        # a second give 20 moments, the last one at 9.5 s.
+        # A moment counts if it is more than half a frame before the end. So 10 seconds at 2 moments
+        # a second give 20 moments, the last one at 9.5 s, even where a file of 30 frames a second
+        # says that it is 10.01 seconds long.
         rate = float(sampling.fps or DEFAULT_FPS)
         count = math.ceil((end - start - 0.5 / frame_source.rate) * rate)
         min_count = 1 if sampling.fps else DEFAULT_MIN_FRAMES
