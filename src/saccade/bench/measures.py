@@ -99,7 +99,11 @@ def has_decoded(answer: Answer) -> bool:
 
 
 def seconds_per_token(answer: Answer) -> float:
-    """Returns seconds of decoding per token."""
+    """Returns seconds of decoding per token.
+
+    ``counted`` is how many tokens these seconds produced. Of our own answers they are all tokens
+    but the first, which comes with the prefill.
+    """
     return answer.decode / answer.counted
 
 

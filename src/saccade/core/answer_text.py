@@ -46,7 +46,8 @@ class TextDecoder:
             if text.endswith(UNFINISHED):
                 continue
             withheld = withheld_length(text, self.stops)
-            # Special tokens that the text leaves out may begin a stop string. Then the text is not
+            # If more is withheld from the text with special tokens than from the text without them,
+            # a stop string that has a special token in it may have begun. Then the text is not
             # certain up to this id, so one id fewer is tried.
             spelled = self._spelled(ids[:count]) if self.stops else text
             if withheld_length(spelled, self.stops) <= withheld:

@@ -30,7 +30,8 @@ Processor = Callable[[Any, Any], Any]
 Grammar = Callable[[Sequence[int]], Bool[Tensor, " vocab"] | None]
 """(an answer's ids so far) -> a mask of the tokens that may follow, on the CPU; None allows all."""
 
-MAX_COPIED_LOGITS = 2**16  # Rows with more logits in all are not stacked for one arg-max.
+# On a CPU, rows are not stacked for one arg-max if all of them together have more logits than this.
+MAX_COPIED_LOGITS = 2**16
 NO_TOKEN = -1  # Stands for an id where a logit is NaN, or fewer ids are allowed than asked for.
 
 # Hugging Face's processors that look at the logits alone, so they need no ids.
@@ -279,9 +280,10 @@ class Scores:
     def every_law(self) -> Callable[[int], Law | None]:
         """Returns :meth:`law`, or a faster function that gives the same laws.
 
-        If every law is an arg-max, those that the forward has not computed already are computed
-        here, for all rows at once. :meth:`law` itself is returned if a logit is NaN, if there are
-        not two such rows, or if many logits would be copied on a CPU.
+        The faster function needs laws that are all an arg-max. Those that the forward has not
+        computed already are computed here, for all nodes at once. :meth:`law` itself is returned if
+        fewer than two are left to compute, if many logits would be copied on a CPU, or if a logit
+        is NaN.
         """
         nodes = [node for node in range(ROOT, len(self.rows) - 1) if not self._has_token(node)]
         rows = [self.rows[node + 1] for node in nodes]

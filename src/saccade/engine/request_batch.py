@@ -101,8 +101,10 @@ class RequestBatch:
         # How each request continues its cached text. Empty where whole prompts are read.
         self._turns: Mapping[int, Turn] = {}
         self._adds_media = False  # whether this turn has media that the turns before did not have
-        # For each prompt, how many of its first rows the drafter has read as they are now:
-        # sys.maxsize where it has read the whole prompt. None before it has read any prompt.
+        # For each prompt, how many of its leading rows the drafter has read. It is sys.maxsize once
+        # the drafter has read the whole prompt. A later turn with new media lowers it to the number
+        # of leading rows that its prompt has in common with the one before. None before the drafter
+        # has read any prompt.
         self._rows_known_to_draft: list[int] | None = None
         self._restarted_draft = False  # whether a new drafter read this turn from the beginning
         self._unfinished: Sequence[int] = ()  # requests that go on after their first token

@@ -192,9 +192,9 @@ def _unpack_fp8(parts: Parts, settings: Settings) -> Tensor:
 def _block_size(settings: Settings, scales: Tensor, shape: Sequence[int]) -> tuple[int, int] | None:
     """Returns how many outputs and how many inputs of a compressed matrix share a scale.
 
-    Of the schemes in the config, the first is taken that gives as many scales as there are. None
-    stands for one scale per output, or one for the whole matrix. Raises ValueError where no scheme
-    fits.
+    The numbers are those of the first scheme in the config by which the matrix would have as many
+    scales as it has. Returns None for one scale per output, or one for the whole matrix. Raises
+    ValueError where no scheme fits.
     """
     if scales.dim() < 2:
         return None
@@ -262,8 +262,8 @@ GPTQ = Layout(
     ("groups",),
     _unpack_gptq,
 )
-# In these two layouts the weight's own name is the stem, because a stack of experts has a name that
-# does not end in "weight".
+# In these two layouts the stem is the whole name of a weight, and the codes have an empty suffix.
+# The suffix cannot be "weight", because the name of a stack of experts does not end in that.
 FP8_BLOCKS = Layout({"scales": "_scale_inv", "codes": ""}, (), _unpack_fp8, result="")
 FP8_OUTPUTS = Layout({"scales": "_scale", "codes": ""}, (), _unpack_fp8, result="")
 COMPRESSED_WORDS = Layout(

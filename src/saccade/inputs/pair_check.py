@@ -42,7 +42,7 @@ def check_tokenizers(target: str, target_tokenizer: Any, draft: str, draft_token
 
 
 def tokenizer_of(processor: Any) -> Any:
-    """Returns a processor's tokenizer, which of a text-only model is the processor itself."""
+    """Returns a processor's tokenizer. A text-only model has its tokenizer as its processor."""
     return getattr(processor, "tokenizer", processor)
 
 

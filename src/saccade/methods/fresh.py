@@ -2,8 +2,8 @@
 
 In Sparse-to-Dense (``methods/std.py``) the target drafts for itself. While it drafts, each key head
 reads only those K visual keys that it attended to most at prefill. But a head's attention moves as
-the answer goes on. On real weights the keys chosen at prefill get .65 of the attention that the K
-keys with the most attention now get, so drafts end early.
+the answer goes on. On real weights the keys chosen at prefill later get .65 of the attention that
+the K keys with the most attention get at that time, so drafts end early.
 
 The target computes the queries of every verified row anyway when it verifies. So before every n-th
 round each key j gets a score: its mean attention A from the last R verified rows i, summed over the

@@ -176,6 +176,11 @@ class Inverse(Weighting):
 
     @property
     def with_default_settings(self) -> Inverse:
+        """This rule at the default temperature.
+
+        Its name, as in ``weights=inverse``, is found by comparing it with the named rules. They
+        have this temperature, and any other is set by an override of its own, ``tau=``.
+        """
         return replace(self, tau=1.0)
 
     def start(self, views: int) -> History:

@@ -460,8 +460,9 @@ class Backbone:
         """While this lasts, each layer whose input a draft head reads also writes that input to the
         caches.
 
-        The number after that of the last layer stands for the last norm, whose input is what the
-        last layer returns. The norm's output (``AFTER_NORM``) is written by :meth:`forward`.
+        ``writer.layers`` has the numbers of these layers. In a model of 32 layers, 32 stands for
+        the last norm, whose input is what the last layer returns. The norm's output
+        (``AFTER_NORM``) is written by :meth:`forward`.
         """
         modules = [*self.text.layers[: self.layer_count], self.text._modules.get("norm")]
         with ExitStack() as stack:
@@ -618,7 +619,8 @@ class Backbone:
         """Returns the bytes that a request of so many tokens takes at most in the layers that evict
         the keys behind their window (see :meth:`new_cache`).
 
-        They include the copies of windows that the cache keeps so that it can be cut back to them.
+        They include the copies of earlier windows, which the cache keeps so that it can be cut back
+        to the lengths that it had then.
         """
         if not self.windows:
             return 0

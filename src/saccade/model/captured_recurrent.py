@@ -227,13 +227,17 @@ class StaticRows:
         Bool[Tensor, "request rows all"],
         Bool[Tensor, "request rows"],
     ]:
-        """Returns the taps, window places, ancestors and committed rows, as views of a flat buffer.
+        """Returns four parts of a flat buffer, as views.
 
-        The inputs of a convolution are, for each request, the last ``past`` inputs before its tree,
-        those of its earlier nodes, and those of its rows. The taps say which of them each row
-        reads. The window places say which of them a later forward starts from: the last ``past``
-        inputs up to the last committed row. The ancestors say which earlier nodes, and then which
-        rows, are on the path to each row. The last part says which rows the forward commits.
+        A convolution has for each request these inputs: the last ``past`` inputs before the
+        request's tree, those of its earlier nodes, and those of its rows. The first two parts have
+        places among the inputs of all requests, and the others are masks:
+
+        * the taps: which inputs each row's convolution reads;
+        * the window places: which inputs are the window after the committed rows, from which a
+          later forward starts. These are the last ``past`` inputs up to the last committed row;
+        * the ancestors: which earlier nodes, and then which rows, are on the path to each row;
+        * which rows the forward commits.
         """
         requests, rows = self.size.requests, self.size.rows
         shapes = (
@@ -326,8 +330,9 @@ class StaticRows:
         read, writes = score_tree(rows, memory, earlier, self._ancestors, solve_in_blocks)
         new_writes = writes.rows(slice(self.size.earlier, None))
         is_committed = self._is_committed[:, None]
-        # ``total_decay`` is the sum of log decays from the committed state to each row. The
-        # committed rows follow one another, so the total at the last of them is the sum of theirs.
+        # Decays are logarithms. ``rows.decay`` has each row's own, and ``total_decay`` has their
+        # sum on the path from the committed state to each row. The committed rows follow one
+        # another, so the total at the last of them is the sum of the decays of all of them.
         committed_decay = (rows.decay * is_committed).sum(-1, keepdim=True)
         # What a committed row writes decays in the committed rows after it. Other rows add nothing.
         later_decay = committed_decay - new_writes.total_decay

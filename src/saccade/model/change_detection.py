@@ -137,6 +137,7 @@ def patched_functions(modules: Iterable[nn.Module]) -> list[str]:
         if not file_name.startswith("transformers.models."):
             continue
         for name, value in vars(sys.modules[file_name]).items():
+            # The package is "None" where a value does not say its module.
             package = str(getattr(value, "__module__", None)).partition(".")[0]
             # A function from a package that such files do not import was put there by somebody.
             if callable(value) and package not in {*IMPORTED_BY_MODELING_FILES, "None"}:

@@ -156,14 +156,15 @@ def image_cells(is_newline: Bool[Tensor, " run"], layout: PictureLayout) -> list
         if square_end > length or any(start <= newline < square_end for newline in newlines):
             # The rows do not follow the layout, so what is left counts as a single line of cells.
             return [*pictures, _one_line_of_cells(length - start)]
-        stop = square_end  # Where the lines of the finer grid that were found so far end.
+        stop = square_end  # The end of the picture, as far as its lines were found.
         line_count = 0
         width: int | None = None  # Cells in a line, once the first line was found.
         for newline in newlines:
             if newline < square_end:
                 continue
+            # All lines have the width of the first. If that is 0, so that the newline stands right
+            # after the square, the picture has no finer grid, and the newline ends it.
             line_width = newline - stop
-            # A newline right after the square ends a picture without a finer grid.
             is_next_line = width is None or (width > 0 and line_width == width)
             if not is_next_line:
                 break  # This newline belongs to the next picture.

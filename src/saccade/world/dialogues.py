@@ -2,8 +2,9 @@
 
 The embedded pair of models is trained and tested on them. The sentences, with gaps in braces, are
 in ``words.yaml`` (``WORDS``), and this module fills the gaps. Answers are determined by the pixels
-(``descriptions``); only prompts and questions are drawn at random. These are pure functions and
-know no model.
+(``descriptions``); only prompts and questions are drawn at random. Each scene has a *voice*
+(``voice_of``), the wording in which it is described: what an object is called, how a time is
+named, and so on. These are pure functions and know no model.
 """
 
 from __future__ import annotations

@@ -76,7 +76,8 @@ class Benchmark:
     # (column, value): only rows with this value in this column belong to the benchmark.
     row_filter: tuple[str, str] | None = None
     option: str = "{letter}. {text}"  # How an option is written in the prompt.
-    # Roles whose columns the files may lack. The role "then" is of questions that later turns ask.
+    # Roles whose columns the files may lack. A column of the role "then" has the question of a
+    # later turn.
     optional: frozenset[str] = frozenset({"id", "options", "start", "end", "then"})
 
 

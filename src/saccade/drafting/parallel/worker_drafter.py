@@ -50,7 +50,8 @@ TOKEN_PATIENCE_SECONDS = 2.0
 # The target waits this long for the draft's prefill and for its CUDA graph captures. When sampling,
 # it waits this long for any token.
 READING_PATIENCE_SECONDS = 60.0
-# The draft's prefill may take longer by the time that reading the prompts takes at this speed.
+# For the draft's prefill the target waits READING_PATIENCE_SECONDS, and in addition as long as the
+# prompts take to be read at this speed.
 MIN_PREFILL_TOKENS_PER_SECOND = 1000.0
 
 
@@ -107,8 +108,8 @@ class WorkerDrafter(Drafter, ParallelWork):
         self._drafts = {i: DraftState() for i in range(len(setup.rules))}
         # For each request, what the next "commit" message will tell the draft: the tokens that were
         # emitted since the last such message, and how many drafted tokens after them are verified
-        # next. None instead of a number means that the draft has to start anew, because it does not
-        # begin with the emitted tokens.
+        # next. In place of that number there is None if the draft has to start anew, because its
+        # chain did not begin with the emitted tokens.
         self._unsent_commits: dict[int, tuple[list[int], int | None]] = {}
         self._ready_sent_at = time.monotonic()
         # By request, how many visual tokens the draft reads. None until it has read its prompts.
@@ -265,12 +266,13 @@ class WorkerDrafter(Drafter, ParallelWork):
             # Before the first proposal nothing was in flight: this is the prefill's own token.
             is_before_proposals = draft.next_count is None
             unsent, next_count = self._unsent_commits.get(request, ([], 0))
-            # The drafted tokens after the emitted ones still hold if the emitted ones are the first
-            # of the chain, and no earlier commit that is yet to be sent drops the draft.
+            # If the chain begins with the emitted tokens, what is left of it follows the committed
+            # text. A commit that makes the draft start anew and is not sent yet stays in force.
             draft_still_holds = draft.chain.tokens[:count] == tuple(new) and next_count is not None
             if draft_still_holds:
                 draft.chain = chain_without_first(draft.chain, count)
-                draft.paused = draft.paused and len(draft.chain) > 0  # The child does the same.
+                # The child does not count an empty chain as paused either.
+                draft.paused = draft.paused and len(draft.chain) > 0
                 # The next proposal asks for as many tokens as the chain may have after the
                 # committed ones, whether they are drafted yet or not. If a chain may have 4 tokens
                 # and its first one was committed, it asks for 3.
@@ -382,7 +384,8 @@ class WorkerDrafter(Drafter, ParallelWork):
             self._failure = DraftError(content[0])
         if name == "ready":
             self._visual_tokens, self._reading, self._choosing = content
-            # No step takes longer than a prefill.
+            # No step of the draft takes longer than its prefill did. The target waits for a token
+            # at least twice as long as that.
             self._patience = max(self._patience, 2 * self._reading)
         if name == "token":
             request, epoch, token, slot, self._drafting = content

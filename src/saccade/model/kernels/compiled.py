@@ -47,8 +47,8 @@ FLAGS = (
 ATTENTION_ARGUMENTS = struct.Struct("8P18nd")  # The layout of `attention_call` in kernels.c.
 PRODUCT_ARGUMENTS = struct.Struct("4P6n")  # The layout of `product` in kernels.c.
 CODED_ARGUMENTS = struct.Struct("4P8n")  # The layout of `coded_product` in kernels.c.
-# A task of a thread computes this many outputs, which are two tiles. This holds for weights in bf16
-# and for weights of few bits. A panel of a weight of few bits also has this many outputs.
+# A panel of a weight of few bits has this many outputs, which are two tiles. In kernels.c a unit is
+# the part of a product that a thread computes as one task.
 OUTPUTS_PER_UNIT = 32
 CODE_BLOCK = 32  # Inputs of a rounded weight that share a scale.
 TILE_ROWS = 16  # Outputs of a tile of weights.

@@ -83,6 +83,8 @@ class Tower:
         registered_attention = ALL_ATTENTION_FUNCTIONS["sdpa"]
         # An attention function that the caller registered is not replaced.
         may_replace = comes_from(registered_attention, (*LIBRARIES, OUR_FILES))
+        # ``self._forwards`` is empty unless the weights are in fp32 on a CPU. Only there our
+        # attention can be used.
         if self._forwards and compiled.is_available() and may_replace:
             ALL_ATTENTION_FUNCTIONS["sdpa"] = partial(self._attend, registered_attention)
         try:
