@@ -87,7 +87,7 @@ class GoalOutcome:
 
 def decoding_seconds_per_token(run: TimedRun) -> float:
     """Returns the seconds of decoding per token, from the second token on."""
-    return run.decode / run.counted
+    return run.decode_seconds / run.decoded_tokens
 
 
 def whole_seconds_per_token(run: TimedRun) -> float:
@@ -95,7 +95,7 @@ def whole_seconds_per_token(run: TimedRun) -> float:
 
     Methods that write the same text have the same number of tokens, so this compares whole answers.
     """
-    return run.total / max(1, len(run.ids))
+    return run.total_seconds / max(1, len(run.ids))
 
 
 def seconds_at_length(tokens: int) -> Seconds:
@@ -103,7 +103,9 @@ def seconds_at_length(tokens: int) -> Seconds:
 
     The run's own pace of decoding is extended. What comes before decoding stays as it was.
     """
-    return lambda run: run.total - run.decode + (tokens - 1) * decoding_seconds_per_token(run)
+    return lambda run: (
+        run.total_seconds - run.decode_seconds + (tokens - 1) * decoding_seconds_per_token(run)
+    )
 
 
 def speedups_by_clip(
@@ -190,7 +192,8 @@ def share_of_amdahl_limit(timed: InterleavedRuns) -> MeasuredRatio:
     best = best_method(timed)
     # The share of plain decoding's seconds that is not before the first token, clip by clip.
     decoding_shares = [
-        median(run.decode / run.total for run in by_method[BASELINE]) for by_method in timed.runs
+        median(run.decode_seconds / run.total_seconds for run in by_method[BASELINE])
+        for by_method in timed.runs
     ]
     decoding_speedups = speedups_by_clip(timed, best, BASELINE)
     limits = [
@@ -217,7 +220,7 @@ def ratio_to_best_fixed(timed: InterleavedRuns) -> MeasuredRatio:
     """
     # For each method an array with the seconds of decoding each clip.
     seconds_by_method = {
-        name: np.array([median(each.decode for each in own[name]) for own in timed.runs])
+        name: np.array([median(each.decode_seconds for each in own[name]) for own in timed.runs])
         for name in timed.methods()
     }
     auto_seconds = seconds_by_method.pop(AUTO)

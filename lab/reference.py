@@ -65,7 +65,7 @@ class Oracle:
             for node in range(ROOT, len(tree)):
                 tokens = [*text, *(tree.tokens[n] for n in path(tree, node))]
                 rows.append(self.logits(request, tokens)[-1])
-            context = [*self.prompts[request].context.tolist(), *text]
+            context = [*self.prompts[request].full_ids.tolist(), *text]
             scores[request] = Scores(tree, rows, self.rules[request], context, len(text), request)
         return scores
 

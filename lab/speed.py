@@ -371,9 +371,11 @@ def summary(part: Part, timed: InterleavedRuns) -> dict[str, Any]:
             "tau": emitted_per_forward(rounds),
             "tokens": [len(own[name][0].ids) for own in timed.runs],
             "ms a token": 1e3 * median_seconds(name, decoding_seconds_per_token),
-            "decode seconds": median_seconds(name, lambda each: each.decode),
-            "before seconds": median_seconds(name, lambda each: each.total - each.decode),
-            "total seconds": median_seconds(name, lambda each: each.total),
+            "decode seconds": median_seconds(name, lambda each: each.decode_seconds),
+            "before seconds": median_seconds(
+                name, lambda each: each.total_seconds - each.decode_seconds
+            ),
+            "total seconds": median_seconds(name, lambda each: each.total_seconds),
             "fallback": next((r.fallback_reason for r in results if r.fallback_reason), None),
         }
     differences = differing_answers(timed)

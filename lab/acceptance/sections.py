@@ -455,13 +455,13 @@ class Acceptance:
         options |= {"eos_token_id": None, **settings}
         loaded = Loaded("random", target, None)
         runs = [hf(loaded, None, prompt, options) for _ in range(2 if settings else 1)]
-        speed = runs[-1].counted / runs[-1].decode
+        speed = runs[-1].decoded_tokens / runs[-1].decode_seconds
         self.report.note(
             context=context,
             method=name,
             tokens_per_second=speed,
-            first_token_s=runs[-1].first,
-            first_run_s=runs[0].total,
+            first_token_s=runs[-1].first_token_seconds,
+            first_run_s=runs[0].total_seconds,
         )
         return speed
 

@@ -117,7 +117,7 @@ def measure_following(model: Loaded, document: Document, *, keep: float, rounds:
         spent[name].append(clock.lap())
         return result
 
-    words: Sequence[int] = prompt.context.tolist()
+    words: Sequence[int] = prompt.full_ids.tolist()
     for number in range(rounds):
         at = number * (ACCEPTED_TOKENS + 1)
         tree = chain(words[at : at + GAMMA])

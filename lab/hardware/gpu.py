@@ -235,7 +235,7 @@ def measure_answers(
                 speeds[name].append((len(result.ids) - 1) / result.timings.decode)
         peer = hf(Loaded("random", target, None), None, prompt, {**settings, "eos_token_id": None})
         if turn:
-            speeds["hf"].append(peer.counted / peer.decode)
+            speeds["hf"].append(peer.decoded_tokens / peer.decode_seconds)
     medians = {name: median(own) for name, own in speeds.items()}
     return [
         AnswerSpeed(name, speed, speed / medians["ar"], speed / medians["hf"])

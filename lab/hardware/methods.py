@@ -51,7 +51,7 @@ def compare_on_clip(
     ids = rows[BASELINE]["token_ids"]
     for row in rows.values():
         del row["token_ids"]
-    warning = watch.warning([run.decode for run in timed.runs[BASELINE]])
+    warning = watch.warning([run.decode_seconds for run in timed.runs[BASELINE]])
     return {"seed": seed, "token_ids": ids, "warning": warning, "methods": rows}
 
 

@@ -213,7 +213,7 @@ def _summarize_method(
     for bare, runs, plain in clips:
         ideal_by_run = [ideal_speedup(_result_of(run).rounds, bare) for run in runs]
         measured_by_run = [
-            (base.decode / base.counted) / (run.decode / run.counted)
+            (base.decode_seconds / base.decoded_tokens) / (run.decode_seconds / run.decoded_tokens)
             for run, base in zip(runs, plain, strict=True)
         ]
         share_by_run = [

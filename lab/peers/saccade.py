@@ -95,9 +95,9 @@ def decode_with_peer(peer: Peer) -> Callable[[PairWithClip, Inputs, int], Turn]:
         answer = peer(own.target, own.draft, inputs, settings)
         # ``counted`` leaves out the tokens that came together with the first one. Only where the
         # whole answer came together does it count all of them.
-        came_together = answer.counted == len(answer.ids)
-        early = len(answer.ids) if came_together else len(answer.ids) - answer.counted
-        return Turn(answer.ids, answer.first, answer.total, early)
+        came_together = answer.decoded_tokens == len(answer.ids)
+        early = len(answer.ids) if came_together else len(answer.ids) - answer.decoded_tokens
+        return Turn(answer.ids, answer.first_token_seconds, answer.total_seconds, early)
 
     return decode
 

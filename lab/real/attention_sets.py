@@ -199,8 +199,8 @@ def _select_visible(prompt: Prompt, mask: KeptMask) -> Prompt:
     """Returns the prompt with all its text, where each head sees these rows of the document."""
     # For each layer and head, the places in the prompt of the chosen rows and of the text. Every
     # head has the same number of chosen rows.
-    visual = prompt.index[prompt.visual][mask.nonzero()[:, 2].view(*mask.shape[:2], -1)]
-    text = prompt.index[~prompt.visual].expand(*mask.shape[:2], -1)
+    visual = prompt.places[prompt.visual][mask.nonzero()[:, 2].view(*mask.shape[:2], -1)]
+    text = prompt.places[~prompt.visual].expand(*mask.shape[:2], -1)
     return replace(prompt, reading=Reading(heads=torch.cat([text, visual], -1).sort(-1).values))
 
 

@@ -205,8 +205,8 @@ def _generate_row(document: Document, run: peers.TimedRun) -> MethodResult:
         accepted=None,
         drafted=0.0,
         kept=None,
-        decode_seconds=run.decode,
-        seconds=run.total,
+        decode_seconds=run.decode_seconds,
+        seconds=run.total_seconds,
     )
 
 

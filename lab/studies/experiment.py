@@ -195,7 +195,9 @@ class Experiment:
         """Prefills and answers any question about a clip."""
         guide = agreement.prefill_with_attention(self.target.backbone, inputs)
         newline = self.target.tokenizer.encode("\n", add_special_tokens=False)
-        guide = replace(guide, words={"newline": (tuple(newline),)})  # The view ``text`` needs it.
+        guide = replace(
+            guide, replacement_texts={"newline": (tuple(newline),)}
+        )  # The view ``text`` needs it.
         return AnsweredClip(number, clip, inputs, guide, self.answer("ar", clip, inputs).ids)
 
     def draft_logits(

@@ -171,7 +171,7 @@ def agreeing_tokens_with_whole_states(
         whole = model.adopt(whole)
     kept = torch.zeros(len(whole) + len(ids) - 1, dtype=torch.bool)
     kept[len(whole) :] = True
-    kept_prompt_rows = resolve(f"sd/view={view}").view(prefill, whole).index
+    kept_prompt_rows = resolve(f"sd/view={view}").view(prefill, whole).places
     kept[kept_prompt_rows] = True
     answer_positions = whole.next_position + torch.arange(len(ids) - 1)
     positions = torch.cat([whole.positions, answer_positions.expand(3, -1)], 1)

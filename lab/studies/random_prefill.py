@@ -36,13 +36,13 @@ def make_prefill(target: Backbone, visual: int, *, text: int = 64, room: int = 2
     is_visual = torch.arange(length) < visual
     cells = torch.cartesian_prod(*map(torch.arange, (1, frames, FRAME_SIDE, FRAME_SIDE)))
     prompt = Prompt(
-        context=torch.where(is_visual, placeholder, 0),
+        full_ids=torch.where(is_visual, placeholder, 0),
         embeds=torch.randn(length, target.embed([0]).shape[-1]),
         positions=torch.arange(length).expand(target.axes, -1),
         visual=is_visual,
         fixed=torch.zeros_like(is_visual),
         grid=cells[:visual],
-        index=torch.arange(length),
+        places=torch.arange(length),
         next_position=length,
     )
     cache = target.new_cache(length + room + DRAFT_ROOM_TOKENS)
@@ -67,16 +67,16 @@ def time_decoding(
     session = Session(target, rules, room=tokens)
     session.requests[0] = RequestState(
         cache,
-        prompt.context.tolist(),
+        prompt.full_ids.tolist(),
         prompt.next_position,
         root_logits=prefill.logits,
         prompt_rows=(len(prompt), len(prompt)),
     )
     drafting = recipe.drafter(Setup(target, draft, recipe.view, recipe.shape, rules, tokens))
-    drafting.encode({"input_ids": prompt.context[None]})
+    drafting.encode({"input_ids": prompt.full_ids[None]})
     drafting.prefill([prompt])
     drafting.ready([prefill])
-    stops = Stops(StopConditions(tokens), [prompt.context], None)
+    stops = Stops(StopConditions(tokens), [prompt.full_ids], None)
     clock = Clock(target.device)
     for _ in recipe.schedule(session, drafting, [0], stops.append_until_stop):
         pass

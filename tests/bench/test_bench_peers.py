@@ -75,7 +75,7 @@ def test_a_seeing_assistant_helps(embedded: Embedded, suite: str) -> None:
     assert seeing.ids == blind.ids == plain.ids
     assert 2 * with_seeing < with_blind <= calls
     # several tokens come first, and are no decoding
-    assert len(plain.ids) - plain.counted == 1 < len(seeing.ids) - seeing.counted
+    assert len(plain.ids) - plain.decoded_tokens == 1 < len(seeing.ids) - seeing.decoded_tokens
 
 
 @pytest.mark.extra
@@ -104,7 +104,7 @@ def test_the_hook_is_removed(embedded: Embedded) -> None:
 
 def decoding(ids: tuple[int, ...], first: float, total: float, early: int = 1) -> object:
     run = peer_run(ids, first, total, early)
-    return run.decode, run.counted
+    return run.decode_seconds, run.decoded_tokens
 
 
 def test_what_counts_as_decoding() -> None:

@@ -200,7 +200,7 @@ def test_caches_hold_what_a_fresh_prefill_holds(method, family):
                 assert_held(drafting, prefilled(draft, whole, adopt=target))
             else:
                 view = resolve(method).view
-                kept = view(None, prompt).index  # type: ignore[arg-type]
+                kept = view(None, prompt).places  # type: ignore[arg-type]
                 later = torch.arange(len(prompt), len(ids_of(whole)))
                 assert_held(drafting, prefilled(target, whole), torch.cat([kept, later]))
         wrong = list(ids_of(whole))

@@ -19,7 +19,7 @@ from saccade.drafting import proposals
 from saccade.drafting.drafters import SessionDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
-from saccade.drafting.setup import Words
+from saccade.drafting.setup import TextMaker
 from saccade.drafting.shapes.policies import Chain
 from saccade.engine.request import Request
 from saccade.engine.requests_per_round import RoundTimes
@@ -459,7 +459,7 @@ def test_a_view_without_its_words_is_refused_when_it_joins():
     scheduler = Scheduler(TARGET, resolve("tabed"), DRAFT)
     with pytest.raises(OptionError, match="needs tokenizer"):
         scheduler.join(_request(0))
-    assert len(scheduler) == 0 and Words() == _request(0).words
+    assert len(scheduler) == 0 and TextMaker() == _request(0).text_maker
 
 
 def test_memory_that_runs_out_over_a_tree_costs_the_draft_only(monkeypatch):

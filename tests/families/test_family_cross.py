@@ -63,7 +63,7 @@ def test_it_reads_the_words_and_nothing_else() -> None:
     ids = inputs["input_ids"][0].tolist()
     words = [token for token in ids if token not in target.backbone.placeholders]
     assert len(words) < len(ids)
-    assert prompt.context.tolist() == words and not prompt.visual.any()
+    assert prompt.full_ids.tolist() == words and not prompt.visual.any()
     assert torch.equal(prompt.positions[0], torch.arange(len(words)))
     assert torch.equal(prompt.embeds, draft.backbone.embed(words))
 

@@ -176,7 +176,7 @@ def test_newlines_and_sound_are_fixed(family: str, kind: str) -> None:
     prompt = zoo.prompt_of(loaded, zoo.make_inputs(loaded, kind))
     if family == "qwen2.5-omni":
         audio = loaded.backbone.model.config.audio_token_id
-        expected = (prompt.context == audio).tolist()
+        expected = (prompt.full_ids == audio).tolist()
     else:
         expected = newline_rows(loaded, prompt)
     assert any(expected) and prompt.fixed.tolist() == expected
@@ -194,7 +194,7 @@ def prefilled(loaded: Loaded, kind: str) -> Prefill:
     prompt = zoo.prompt_of(loaded, zoo.make_inputs(loaded, kind))
     session = Session(loaded.backbone, [Sampling()])
     words: Mapping[str, Texts] = {"newline": ((10,),), "caption": ((65, 66, 67),)}
-    return replace(session.prefill([prompt], record=True)[0], words=words)
+    return replace(session.prefill([prompt], record=True)[0], replacement_texts=words)
 
 
 def kept_rows(view: Any, prefill: Prefill) -> list[set[int]]:
@@ -219,7 +219,7 @@ def test_fixed_rows_and_text_survive_every_view(name: str, example: tuple[str, s
     if name not in ("full", "none") and "keep" in {field.name for field in fields(view)}:
         view = replace(view, keep=0.1)
     whole = prefill.prompt
-    must = set(whole.index[~whole.visual].tolist())
+    must = set(whole.places[~whole.visual].tolist())
     for rows in kept_rows(view, prefill):
         assert must <= rows
         if name != "full":
@@ -237,14 +237,16 @@ def test_written_views_drop_newlines_and_keep_sound(family: str, kind: str, name
     whole = prefill.prompt
     seen = VIEWS[name](prefill, whole)
     assert seen.reading.ids_to_embed is not None and seen.visual_tokens == 0
-    old = seen.index[seen.reading.ids_to_embed < 0]
+    old = seen.places[seen.reading.ids_to_embed < 0]
     wanted = ~whole.visual
     if family != "qwen2.5-omni":
         wanted &= ~whole.fixed
-    assert old.tolist() == whole.index[wanted].tolist()
+    assert old.tolist() == whole.places[wanted].tolist()
     written = len(seen) - len(old)
     media = len(set(whole.grid[:, 0].tolist()))
-    assert written == media * len(prefill.words["newline" if name == "text" else "caption"][0])
+    assert written == media * len(
+        prefill.replacement_texts["newline" if name == "text" else "caption"][0]
+    )
     assert loaded.backbone.embed_missing_rows(seen).reading.ids_to_embed is None
 
 
@@ -255,5 +257,5 @@ def test_control_a_view_that_drops_newlines_is_noticed(name: str) -> None:
     prefill = prefilled(zoo.member("llava-next"), "images")
     view: Any = replace(VIEWS[name], keep=0.1)  # type: ignore[type-var]
     whole = prefill.prompt
-    must = set(whole.index[~whole.visual].tolist())
+    must = set(whole.places[~whole.visual].tolist())
     assert not all(must <= rows for rows in kept_rows(view, prefill))

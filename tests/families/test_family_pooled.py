@@ -99,7 +99,7 @@ def test_pooled_is_before_the_projector(family: str, kind: str) -> None:
     assert not torch.allclose(squares(after), wanted.flatten(0, 1), rtol=0, atol=1e-2)
     assert torch.equal(before.positions, torch.arange(len(before)).expand_as(before.positions))
     assert before.next_position == len(before) < after.next_position == whole.next_position
-    assert torch.equal(after.positions, whole.positions[:, after.index])
+    assert torch.equal(after.positions, whole.positions[:, after.places])
     assert torch.equal(before.embeds[~before.visual], whole.embeds[~whole.visual])
     assert torch.equal(before.grid, after.grid) and before.media.averaged_rows is None
 

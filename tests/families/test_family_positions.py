@@ -211,7 +211,7 @@ def masked_laws(loaded: Loaded, inputs: Inputs, kept: Prompt, tokens: Sequence[i
     embeds = torch.cat([whole.embeds, model.get_input_embeddings()(new)])[None]
     size = embeds.shape[1]
     visible = torch.zeros(size, dtype=torch.bool)
-    visible[kept.index] = True
+    visible[kept.places] = True
     visible[len(whole) :] = True
     causal = torch.ones(size, size, dtype=torch.bool).tril()
     allowed = causal & (visible[None] | torch.eye(size, dtype=torch.bool))  # a row sees itself

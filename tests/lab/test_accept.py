@@ -77,7 +77,12 @@ def test_methods_are_compared_with_generate(
 
     def other(*args: Any) -> TimedRun:
         ran = own(*args)
-        return TimedRun((*ran.ids[:-1], ran.ids[-1] ^ 1), ran.decode, ran.total, ran.counted)
+        return TimedRun(
+            (*ran.ids[:-1], ran.ids[-1] ^ 1),
+            ran.decode_seconds,
+            ran.total_seconds,
+            ran.decoded_tokens,
+        )
 
     monkeypatch.setattr(sections, "hf", other)
     code, lines = _accept(call, tmp_path / "b.jsonl", *words)

@@ -31,14 +31,14 @@ def guide(seen: int = 80, before: int = 3) -> Prefill:
     visual = torch.zeros(length, dtype=torch.bool)
     visual[before : before + seen] = True
     prompt = Prompt(
-        context=torch.zeros(length, dtype=torch.long),
+        full_ids=torch.zeros(length, dtype=torch.long),
         embeds=torch.zeros(length, 1),
         positions=torch.arange(length)[None],
         next_position=length,
         visual=visual,
         fixed=torch.zeros(length, dtype=torch.bool),
         grid=torch.zeros(seen, 4, dtype=torch.long),
-        index=torch.arange(length),
+        places=torch.arange(length),
     )
     mass = torch.rand(2, 3, seen, generator=torch.Generator().manual_seed(0))
     return Prefill(prompt, None, torch.zeros(5), mass, mass)

@@ -141,7 +141,7 @@ def laws(experiment: Experiment) -> list[tuple[tuple[int, ...], Tensor, dict[str
             "newline": (tuple(experiment.target.tokenizer.encode("\n")),),
             "caption": (tuple(experiment.target.tokenizer.encode(f"image: {caption}")),),
         }
-        variant = replace(shot, guide=replace(shot.guide, words=words))
+        variant = replace(shot, guide=replace(shot.guide, replacement_texts=words))
         q = {
             view: experiment.draft_logits(variant, view, naive(experiment)).double().log_softmax(-1)
             for view in ("full", "text", "caption", "pooled")

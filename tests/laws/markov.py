@@ -195,13 +195,13 @@ class Tables:
 
 
 PROMPT = Prompt(
-    context=torch.tensor([0, 1, 2, 0, 1, 1, 2, 2, 0]),
+    full_ids=torch.tensor([0, 1, 2, 0, 1, 1, 2, 2, 0]),
     embeds=torch.zeros(1, 1),
     positions=torch.zeros(1, 1, dtype=torch.long),
     visual=torch.zeros(1, dtype=torch.bool),
     fixed=torch.zeros(1, dtype=torch.bool),
     grid=torch.zeros(0, 4, dtype=torch.long),
-    index=torch.zeros(1, dtype=torch.long),
+    places=torch.zeros(1, dtype=torch.long),
     next_position=1,
 )
 READ = Prefill(PROMPT, None, torch.zeros(1))

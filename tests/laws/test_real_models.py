@@ -142,7 +142,7 @@ def law(
     for _ in range(tokens):
         longer = {}
         for text, chance in chances.items():
-            after = sampling.law(oracle.logits(0, text)[-1], [*prompt.context.tolist(), *text])
+            after = sampling.law(oracle.logits(0, text)[-1], [*prompt.full_ids.tolist(), *text])
             assert isinstance(after, Tensor)
             for token in after.nonzero().flatten().tolist():
                 longer[*text, token] = chance * float(after[token])

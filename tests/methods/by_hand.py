@@ -233,7 +233,7 @@ def text_rows(prompt: Prompt) -> list[int]:
 def queries(prompt: Prompt) -> list[int]:
     """The text after the video: a newline row that ends one is no text, it has a video's id."""
     last = visual_rows(prompt)[-1]
-    ids = prompt.context[prompt.index].tolist()
+    ids = prompt.full_ids[prompt.places].tolist()
     return [row for row in text_rows(prompt) if row > last and ids[row] not in (IMAGE, VIDEO)]
 
 

@@ -569,7 +569,7 @@ def check_blocks(answer: Answer, rule: Rule) -> None:
                 continue
             law = sharpened(law, answer.rules)
             assert q is not None and torch.allclose(q.double(), law, rtol=0, atol=1e-5)
-            place = len(answer.prompts[0].context) + len(block.text) + row
+            place = len(answer.prompts[0].full_ids) + len(block.text) + row
             u = uniform(answer.rules["seed"], 0, "draft", place, 0, began=len(block.text))
             below = float(law[:token].sum())
             assert below - 1e-5 < u < below + float(law[token]) + 1e-5

@@ -166,7 +166,7 @@ def test_an_early_draft_ends_with_the_holistic_top_of_what_it_read(early, ahead)
     assert cache is not None
     rows = [
         i
-        for i, row in enumerate(read.index.tolist())
+        for i, row in enumerate(read.places.tolist())
         if row in kept or not bool(trace.whole.visual[row])
     ]
     for mine, theirs in ((cache.keys, caught["keys"]), (cache.values, caught["values"])):

@@ -146,13 +146,13 @@ def stub(sizes: Sequence[tuple[int, int, int]], seed: int, still: bool = False) 
     embeds = torch.zeros(length, 6)
     embeds[visual] = video
     return Prompt(
-        context=torch.zeros(length, dtype=torch.long),
+        full_ids=torch.zeros(length, dtype=torch.long),
         embeds=embeds,
         positions=torch.arange(length)[None],
         visual=visual,
         fixed=torch.zeros_like(visual),
         grid=torch.tensor(cells),
-        index=torch.arange(length),
+        places=torch.arange(length),
         next_position=length,
     )
 
@@ -292,7 +292,7 @@ def test_a_view_keeps_the_tokens_the_loops_keep(family, name):
     pruned = view(prefill, prompt)
     video = visual_rows(prompt)
     stays = [row for row in range(len(prompt)) if row not in video]
-    assert pruned.index.tolist() == sorted(stays + [video[i] for i in expected])
+    assert pruned.places.tolist() == sorted(stays + [video[i] for i in expected])
 
 
 def test_the_ablations_keep_different_tokens():

@@ -99,13 +99,13 @@ def _prompt(seen: int) -> Prompt:
     grid = torch.zeros(seen, 4, dtype=torch.long)
     grid[:, 1] = torch.arange(seen)
     return Prompt(
-        context=torch.zeros(seen + 2, dtype=torch.long),
+        full_ids=torch.zeros(seen + 2, dtype=torch.long),
         embeds=torch.zeros(seen + 2, 2),
         positions=torch.zeros(1, seen + 2, dtype=torch.long),
         visual=visual,
         fixed=torch.zeros_like(visual),
         grid=grid,
-        index=torch.arange(seen + 2),
+        places=torch.arange(seen + 2),
         next_position=seen + 2,
     )
 
@@ -179,4 +179,4 @@ def test_the_view_reads_the_targets_attention_of_this_prompt():
     mean = [float(a) for a in prefill.mass.double().mean((0, 1))]
     first = int(prompts[0].visual.nonzero()[0])
     expected = [first + token for token in _by_hand(mean, 0.5, 5, False)]
-    assert pruned.index[pruned.visual].tolist() == expected
+    assert pruned.places[pruned.visual].tolist() == expected

@@ -120,7 +120,7 @@ def test_how_much_is_read() -> None:
         assert paged.rows.shape[1] == size and abs(pruned.visual_tokens - wanted) <= max(
             size / 2, 0.5
         )
-        alone = pruned.index[pruned.visual].tolist()
+        alone = pruned.places[pruned.visual].tolist()
         assert len(alone) == len(every) % size
         assert sorted([*paged.rows.flatten().tolist(), *alone]) == every
         assert len(pruned) == int((~prompt.visual).sum()) + len(alone)

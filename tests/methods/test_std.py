@@ -165,13 +165,13 @@ def stub(text: int, seen: int, after: int = 2) -> Prompt:
     visual[text - after : text - after + seen] = True
     length = text + seen
     return Prompt(
-        context=torch.zeros(length, dtype=torch.long),
+        full_ids=torch.zeros(length, dtype=torch.long),
         embeds=torch.zeros(length, 1),
         positions=torch.arange(length)[None],
         visual=visual,
         fixed=torch.zeros_like(visual),
         grid=torch.zeros(seen, 4, dtype=torch.long),
-        index=torch.arange(length),
+        places=torch.arange(length),
         next_position=length,
     )
 
@@ -390,7 +390,7 @@ def test_streaming_keeps_sinks_and_a_window(family, keep):
     assert heads is not None
     size = heads.shape[-1]
     expected = [*range(SINKS), *range(len(prompt) - (size - SINKS), len(prompt))]
-    assert pruned_prompt.index.tolist() == expected and len(pruned_prompt) == size
+    assert pruned_prompt.places.tolist() == expected and len(pruned_prompt) == size
     assert torch.equal(pruned_prompt.positions, prompt.positions[:, expected])
     assert torch.equal(pruned_prompt.embeds, prompt.embeds[expected])
 

@@ -206,7 +206,9 @@ class Repeated(TextView):
     """T with a newline for each visual token."""
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
-        return replace_media(prompt, (prefill.words["newline"][0] * prompt.visual_tokens,))
+        return replace_media(
+            prompt, (prefill.replacement_texts["newline"][0] * prompt.visual_tokens,)
+        )
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,7 @@ class Standing(TextView):
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         text = super().__call__(prefill, prompt)
-        where = prompt.positions[:, text.index]
+        where = prompt.positions[:, text.places]
         return replace(text, positions=where, next_position=prompt.next_position)
 
 

@@ -247,7 +247,7 @@ class Reference:
         hidden = self._target_hidden(embeds[:-1], positions[:, :-1])
         places = torch.cat([self.kept, torch.arange(len(self.prompt), len(embeds))])
         places = places[places < len(embeds) - 1]
-        ids = [*self.prompt.context.tolist(), *text]
+        ids = [*self.prompt.full_ids.tolist(), *text]
         block = self._block(hidden[places], positions[:, places], ids[-1], int(positions[0, -1]))
         beyond = torch.zeros_like(block[:1])
         levels = [len(path(tree, node)) for node in range(ROOT, len(tree))]
@@ -273,7 +273,7 @@ class Reference:
             return self._block_rows(text, tree)
         embeds, positions = self._inputs(text)
         hidden = self._target_hidden(embeds[:-1], positions[:, :-1])
-        ids = torch.cat([self.prompt.context, torch.tensor(list(text), dtype=torch.long)])
+        ids = torch.cat([self.prompt.full_ids, torch.tensor(list(text), dtype=torch.long)])
         after = embeds[1:] if self.kind in OWN else self._embed(ids[1:])
         places = torch.cat([self.kept, torch.arange(len(self.prompt), len(ids))])
         places = places[places < len(ids) - 1]

@@ -98,7 +98,7 @@ def _together(kind: str, family: str, fused: bool | None = None, **view: Any) ->
     kind_of_session = BlockSession if head.drafts_blocks else HeadSession
     drafting = kind_of_session(head, [Sampling()], banned=[])
     drafting.read(0, prefill, kept)
-    return session, drafting, Reference(head, kind, prompt, kept.index)
+    return session, drafting, Reference(head, kind, prompt, kept.places)
 
 
 def _assert_equal_rows(drafting: HeadSession, reference: Reference, text: Any, tree: Tree) -> None:
@@ -179,7 +179,7 @@ def test_a_turn_cuts_a_head_back_to_the_text(kind, family, cut_back):
     session.start_turn(turn, [Sampling()])
     session.score({0: Tree()})
     drafting.start_turn(turn, [Sampling()])
-    whole = [*reference.prompt.context.tolist(), *text]
+    whole = [*reference.prompt.full_ids.tolist(), *text]
     whole = [*whole[: len(whole) - cut_back], *new]
     if cut_back <= len(text):
         session.commit({0: [11]})

@@ -377,7 +377,7 @@ def _cut(prompt: Prompt, length: int) -> Prompt:
     rows = torch.arange(len(prompt)) < length
     dropped = len(prompt) - length
     cut = replace(prompt.keep_rows(rows), next_position=prompt.next_position - dropped)
-    return replace(cut, context=prompt.context[:length])
+    return replace(cut, full_ids=prompt.full_ids[:length])
 
 
 def _rows(scores: Any) -> Tensor:

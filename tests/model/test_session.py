@@ -123,7 +123,7 @@ def test_a_padded_batch_reads_as_its_prompts_alone():
     ]
     for prompt, inputs in zip(model.prompts(BATCH), alone, strict=True):
         (single,) = model.prompts(inputs)
-        assert torch.equal(prompt.context, single.context)
+        assert torch.equal(prompt.full_ids, single.full_ids)
         assert torch.equal(prompt.positions, single.positions)
         assert torch.equal(prompt.grid, single.grid)
         assert prompt.next_position == single.next_position
@@ -416,7 +416,7 @@ def test_a_pruned_fork_reads_the_kept_rows_of_its_sources_keys(fused):
             inputs_embeds=embeds[None, :-1], position_ids=positions[:, None, :-1],
             use_cache=True, **{CACHE: whole},
         )  # fmt: skip
-        rows = torch.cat([kept.index, torch.arange(len(prompt), len(embeds) - 1)])
+        rows = torch.cat([kept.places, torch.arange(len(prompt), len(embeds) - 1)])
         for layer in whole.layers:
             layer.keys, layer.values = layer.keys[:, :, rows], layer.values[:, :, rows]
         out = decoder(

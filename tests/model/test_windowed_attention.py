@@ -129,18 +129,18 @@ def test_a_pruned_prompt_keeps_which_rows_see_each_other():
     visual = reach == 7
     width = int(visual.sum())
     prompt = Prompt(
-        context=torch.arange(9),
+        full_ids=torch.arange(9),
         embeds=torch.zeros(9, 2),
         positions=torch.arange(9)[None],
         visual=visual,
         fixed=torch.zeros(9, dtype=torch.bool),
         grid=torch.zeros(width, 4, dtype=torch.long),
-        index=torch.arange(9),
+        places=torch.arange(9),
         next_position=9,
         media=Media(last_visible_row=reach),
     )
     pruned = prompt.select(torch.tensor([0, 2]))  # Rows 1 and 4 of the prompt.
-    assert pruned.index.tolist() == [0, 1, 3, 4, 6, 8]
+    assert pruned.places.tolist() == [0, 1, 3, 4, 6, 8]
     assert pruned.media.last_visible_row.tolist() == [0, 3, 2, 3, 4, 5]
     assert not pruned.changes_with_more_text
     assert prompt.keep_first(8).changes_with_more_text

@@ -38,13 +38,13 @@ def prompt_of(seen: int) -> Prompt:
     visual[0] = visual[-1] = False
     rows = torch.arange(seen + 2)
     return Prompt(
-        context=rows,
+        full_ids=rows,
         embeds=torch.zeros(seen + 2, 2),
         positions=rows[None],
         visual=visual,
         fixed=~visual,
         grid=torch.zeros(seen, 4, dtype=torch.long),
-        index=rows,
+        places=rows,
         next_position=seen + 2,
     )
 

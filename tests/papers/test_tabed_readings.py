@@ -55,8 +55,8 @@ def test_a_document_is_no_picture(texts: Any) -> None:
     assert new_prompt.reading.ids_to_embed is not None
     expected = [-1, 7, 8, -1, *second, -1, *[-1] * 5]
     assert new_prompt.reading.ids_to_embed.tolist() == expected
-    kept = [prompt.context[row] for row in prompt.visual.nonzero()[-4:]]
-    assert [new_prompt.context[new_prompt.index[row]] for row in (-5, -4, -3, -2)] == kept
+    kept = [prompt.full_ids[row] for row in prompt.visual.nonzero()[-4:]]
+    assert [new_prompt.full_ids[new_prompt.places[row]] for row in (-5, -4, -3, -2)] == kept
     alone = replace(prompt_of([4]), media=Media(first_document=0))
     assert len(replace_media(alone, ((7, 8),))) == len(alone)
 

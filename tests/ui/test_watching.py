@@ -11,7 +11,7 @@ import pytest
 import saccade
 from saccade.core.errors import OptionError, SaccadeError
 from saccade.ui.page_run import PageSettings
-from saccade.ui.watching import Watchers, conversation_html, frames_html
+from saccade.ui.watching import PageWatcher, conversation_html, frames_html
 from saccade.world import drawing, scenes
 
 
@@ -20,7 +20,7 @@ def test_a_tab_watches_and_asks(tmp_path: Path) -> None:
     is written down; another tab waits its turn, and takes it once the first has stopped."""
     path = tmp_path / "clip.mp4"
     drawing.write_clip(scenes.scene(20_000_001), path, 12, 112, fps=2.0)
-    watchers = Watchers(saccade.load(method="sd", device="cpu"), PageSettings(max_new_tokens=8))
+    watchers = PageWatcher(saccade.load(method="sd", device="cpu"), PageSettings(max_new_tokens=8))
     with pytest.raises(OptionError, match="drop a video"):
         watchers.start("one", None, "60 s")
     with pytest.raises(OptionError, match="nothing is watched"):

@@ -48,7 +48,7 @@ class Runner:
         carried = []
         if media:
             carried = [SimpleNamespace(data=media, modality="video", identifier=name)]
-            self.encoder_cache[name] = prompt.embeds[prompt.context == VIDEO]
+            self.encoder_cache[name] = prompt.embeds[prompt.full_ids == VIDEO]
         self.requests[name] = SimpleNamespace(
             prompt_token_ids=inputs["input_ids"][0].tolist(),
             num_prompt_tokens=inputs["input_ids"].shape[1],

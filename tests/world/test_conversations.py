@@ -159,7 +159,7 @@ def test_what_is_too_long_loses_its_end(folder: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(loaded.backbone, "max_positions", 4)
     assert training_sample(loaded, talk, np.random.default_rng(0), 0.0) is None
     with pytest.raises(OptionError, match="every conversation is too long"):
-        Conversations(loaded, [talk], (0, 0), count=1, batch=1, drop=0.0)[0]
+        Conversations(loaded, [talk], (0, 0), count=1, batch=1, max_drop=0.0)[0]
 
 
 @pytest.mark.representatives(2)
@@ -173,7 +173,7 @@ def test_every_conversation_comes_once_before_any_comes_again(folder: Path, fami
     rows.append({"conversations": chat(turns[0], ("gpt", "It is 3."))})
     talks = conversations.read_conversations(written(folder, rows))
     loaded = model(folder, family)
-    data = Conversations(loaded, talks, (5, 1), count=4, batch=2, drop=0.5)
+    data = Conversations(loaded, talks, (5, 1), count=4, batch=2, max_drop=0.5)
     seen = []
     for index in (2, 0, 1, 3):
         item, again = data[index], data[index]

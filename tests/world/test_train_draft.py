@@ -203,13 +203,13 @@ def test_dropped_tokens_leave_the_others_where_they_were(family: str, lost: int)
         prompt = backbone.prompts(inputs)[0]
         cut = replace(
             prompt,
-            context=prompt.context[stay],
+            full_ids=prompt.full_ids[stay],
             embeds=prompt.embeds[stay],
             positions=prompt.positions[:, stay],
             visual=prompt.visual[stay],
             fixed=prompt.fixed[stay],
             grid=prompt.grid[stay[prompt.visual]],
-            index=prompt.index[stay],
+            places=prompt.places[stay],
         )
         ours = logits[5 * row : 5 * row + 5]
         tokens = wanted[5 * row : 5 * row + 4].tolist()
@@ -217,8 +217,8 @@ def test_dropped_tokens_leave_the_others_where_they_were(family: str, lost: int)
             ours, Oracle(model, [cut], [Sampling()]).logits(0, tokens), atol=1e-4, rtol=0
         )
         if lost:
-            order = torch.arange(len(cut.context)).expand_as(cut.positions)
-            packed = replace(cut, positions=order, next_position=len(cut.context))
+            order = torch.arange(len(cut.full_ids)).expand_as(cut.positions)
+            packed = replace(cut, positions=order, next_position=len(cut.full_ids))
             other = Oracle(model, [packed], [Sampling()]).logits(0, tokens)
             assert float((other - ours).abs().max()) > 1e-2
 
@@ -227,7 +227,7 @@ def test_a_sample_is_what_describe_would_ask(pair: Path) -> None:
     """Claim: items repeat, shares lost stay below the bound, and each ends in its whole answer."""
     loaded = load("shapes-draft-naive", fused=False)
     kinds = ("video", "image", "diff")
-    samples = Samples(loaded, kinds, (3, 1), count=6, batch=2, drop=0.6)
+    samples = Samples(loaded, kinds, (3, 1), count=6, batch=2, max_drop=0.6)
     pads = torch.tensor(sorted(loaded.backbone.placeholders))
     shares = []
     for index in range(len(samples)):

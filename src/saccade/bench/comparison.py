@@ -207,24 +207,26 @@ def _summarize(runs: Sequence[TimedRun], baseline: Sequence[TimedRun]) -> Summar
     """Returns a method's figures over its runs and plain decoding's runs of the same turns."""
     last, ids = runs[-1], runs[-1].ids
     # The only token of an answer of one token comes with the prefill, so none is decoded.
-    has_decoded = all(run.counted > 0 for run in (*runs, *baseline))
+    has_decoded = all(run.decoded_tokens > 0 for run in (*runs, *baseline))
     summary = Summary(
         token_ids=ids,
         tokens=len(ids),
         identical_to_ar=all(run.ids == base.ids for run, base in zip(runs, baseline, strict=True)),
-        decode_seconds=median(run.decode for run in runs),
-        prefill_seconds=median(run.total - run.decode for run in runs),
-        total_seconds=median(run.total for run in runs),
+        decode_seconds=median(run.decode_seconds for run in runs),
+        prefill_seconds=median(run.total_seconds - run.decode_seconds for run in runs),
+        total_seconds=median(run.total_seconds for run in runs),
         tokens_per_second=(
-            median(run.counted / run.decode for run in runs) if has_decoded else None
+            median(run.decoded_tokens / run.decode_seconds for run in runs) if has_decoded else None
         ),
         speedup_decode=(
-            median(_speed_ratios(runs, baseline, lambda run: run.decode / run.counted))
+            median(
+                _speed_ratios(runs, baseline, lambda run: run.decode_seconds / run.decoded_tokens)
+            )
             if has_decoded
             else None
         ),
         speedup_end_to_end=median(
-            _speed_ratios(runs, baseline, lambda run: run.total / max(1, len(run.ids)))
+            _speed_ratios(runs, baseline, lambda run: run.total_seconds / max(1, len(run.ids)))
         ),
     )
     if last.result is None:

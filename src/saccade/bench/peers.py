@@ -25,11 +25,11 @@ class TimedRun:
     """One timed run of one method or peer, in seconds."""
 
     ids: tuple[int, ...]  # The answer's.
-    decode: float  # Seconds of decoding, without the prefill.
-    total: float  # Seconds of the whole run.
-    counted: int  # Tokens that were decoded in ``decode`` seconds, so none of the prefill's.
+    decode_seconds: float  # Seconds of decoding, without the prefill.
+    total_seconds: float  # Seconds of the whole run.
+    decoded_tokens: int  # Tokens that were decoded in ``decode`` seconds, so none of the prefill's.
     result: Result | None = None  # None for a peer.
-    first: float = 0.0  # Seconds until a peer's first token; 0 for our methods.
+    first_token_seconds: float = 0.0  # Seconds until a peer's first token; 0 for our methods.
 
 
 def peer_run(ids: tuple[int, ...], first: float, total: float, early: int = 1) -> TimedRun:
@@ -39,8 +39,8 @@ def peer_run(ids: tuple[int, ...], first: float, total: float, early: int = 1) -
     as decoding. If no token follows, the whole run counts.
     """
     if len(ids) <= early:
-        return TimedRun(ids, total, total, max(1, len(ids)), first=first)
-    return TimedRun(ids, total - first, total, len(ids) - early, first=first)
+        return TimedRun(ids, total, total, max(1, len(ids)), first_token_seconds=first)
+    return TimedRun(ids, total - first, total, len(ids) - early, first_token_seconds=first)
 
 
 Peer = Callable[[Loaded, Loaded | None, Inputs, dict[str, Any]], TimedRun]

@@ -229,7 +229,7 @@ def compare_methods(
             **run_options,
         )
     # The times may be wrong if other programs were busy, or if plain decoding varied a lot.
-    warning = watch.warning([run.decode for run in outcome.runs[BASELINE]])
+    warning = watch.warning([run.decode_seconds for run in outcome.runs[BASELINE]])
     results = outcome.last_results()
     baseline = results[BASELINE]
     about = {

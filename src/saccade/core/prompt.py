@@ -88,7 +88,7 @@ class Prompt:
     :meth:`select`, which leaves each row its position, so there may be gaps between positions.
     """
 
-    context: Int[Tensor, " full"]  # ids of the whole prompt before pruning, for penalties
+    full_ids: Int[Tensor, " full"]  # ids of the whole prompt before pruning, for penalties
     embeds: Float[Tensor, "len dim"]
     positions: Int[Tensor, "axes len"]  # three axes for M-RoPE (time, height, width), else one
     visual: Bool[Tensor, " len"]  # rows that a view may drop: of videos, images and documents
@@ -96,7 +96,7 @@ class Prompt:
     # For each visual row (medium, t, h, w): the number of its video, image or document, and its
     # frame, line and column in that.
     grid: Int[Tensor, "visual 4"]
-    index: Int[Tensor, " len"]  # each row's place in the whole prompt
+    places: Int[Tensor, " len"]  # each row's place in the whole prompt
     next_position: int  # of the first token after the prompt, on every axis
     media: Media = Media()
     reading: Reading = Reading()
@@ -125,7 +125,7 @@ class Prompt:
     def chosen_mask(self, full_prompt: Prompt) -> Bool[Tensor, "layer kv_head visual"]:
         """Returns which visual rows of the whole prompt are in this one; the first two dimensions
         are 1 where heads do not differ."""
-        rows = self.index.view(1, 1, -1) if self.reading.heads is None else self.reading.heads
+        rows = self.places.view(1, 1, -1) if self.reading.heads is None else self.reading.heads
         mask = torch.zeros(*rows.shape[:2], len(full_prompt), dtype=torch.bool, device=rows.device)
         return mask.scatter_(-1, rows, True)[..., full_prompt.visual]
 
@@ -199,13 +199,13 @@ class Prompt:
         """
         chosen = rows[self.visual]
         return Prompt(
-            context=self.context,
+            full_ids=self.full_ids,
             embeds=self.embeds[rows],
             positions=self.positions[:, rows],
             visual=self.visual[rows],
             fixed=self.fixed[rows],
             grid=self.grid[chosen],
-            index=self.index[rows],
+            places=self.places[rows],
             next_position=self.next_position,
             media=Media(
                 tuple(layer[chosen] for layer in self.media.deepstack),
@@ -223,7 +223,7 @@ class Prompt:
         """
         part = self.keep_rows(torch.arange(len(self), device=self.visual.device) < stop)
         next_position = int(part.positions[:, -1].max()) + 1
-        return replace(part, context=self.context[:stop], next_position=next_position)
+        return replace(part, full_ids=self.full_ids[:stop], next_position=next_position)
 
     def keep_from(self, start: int) -> Prompt:
         """Returns the prompt's rows from ``start`` on, as a prompt of their own for a view.
@@ -335,7 +335,7 @@ class Prefill:
     """Returns this prefill with ``mass`` and ``relevance`` measured anew, as the attention that the
     visual keys got from the rows committed last instead of from the prompt's text. None unless the
     view follows the answer (``View.key_updates``)."""
-    words: Mapping[str, Texts] = field(default_factory=dict)
+    replacement_texts: Mapping[str, Texts] = field(default_factory=dict)
     """Texts that a view may put in the place of videos and images, by the kind of text: "newline",
     "caption"."""
 

@@ -243,7 +243,7 @@ class Shape(Learner, ABC):
         return True
 
     @property
-    def knows_the_draft(self) -> bool:
+    def has_measured_draft(self) -> bool:
         """Whether earlier answers have shown how often this draft is right and what it costs."""
         return False
 

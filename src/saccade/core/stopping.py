@@ -33,26 +33,26 @@ class Stops:
     """Collects the answers of a batch, and cuts each at the first end id, stop string, limit or
     criterion.
 
-    ``limits`` are the conditions, and ``contexts`` the ids of each request's prompt. Stop strings
+    ``conditions`` say what ends an answer, and ``contexts`` the ids of each request's prompt. Stop strings
     are looked for in the text of the answer (``decode``). A special token may be part of a stop
     string, so they are also looked for in the text with special tokens (``decode_with_special``).
     """
 
     def __init__(
         self,
-        limits: StopConditions,
+        conditions: StopConditions,
         contexts: Sequence[torch.Tensor],
         decode: Callable[[Sequence[int]], str] | None,
         decode_with_special: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
-        self.limits = limits
+        self.conditions = conditions
         self.answers: list[list[int]] = [[] for _ in contexts]
         self.stopped_by: dict[int, str] = {}  # The stop string that ended a request's answer.
         self._contexts = contexts
         self._decoders = [
             decoder for decoder in (decode, decode_with_special) if decoder is not None
         ]
-        longest = max((len(string.encode()) for string in limits.stop), default=0)
+        longest = max((len(string.encode()) for string in conditions.stop), default=0)
         self._window = longest + EXTRA_WINDOW_TOKENS
 
     def append_until_stop(
@@ -65,11 +65,11 @@ class Stops:
         answer = self.answers[request]
         for count, token in enumerate(tokens, start=1):
             answer.append(token)
-            if token in self.limits.eos or self._contains_stop_string(request):
+            if token in self.conditions.eos or self._contains_stop_string(request):
                 return count, "stop"
-            if len(answer) >= self.limits.max_new_tokens:
+            if len(answer) >= self.conditions.max_new_tokens:
                 return count, "length"
-            if self.limits.criteria and self._meets_criterion(request):
+            if self.conditions.criteria and self._meets_criterion(request):
                 return count, "stop"
         return len(tokens), None
 
@@ -79,12 +79,14 @@ class Stops:
 
         The stop string need not be the end of the text, because the last token may go on after it.
         """
-        if not self.limits.stop:
+        if not self.conditions.stop:
             return False
         last = self.answers[request][-self._window :]
         for tail in (decode(last) for decode in self._decoders):
             # (place in the text, string) of each stop string that is there.
-            matches = [(tail.find(string), string) for string in self.limits.stop if string in tail]
+            matches = [
+                (tail.find(string), string) for string in self.conditions.stop if string in tail
+            ]
             if matches:
                 _, first_string = min(matches)
                 self.stopped_by[request] = first_string
@@ -97,5 +99,6 @@ class Stops:
         new = torch.tensor(self.answers[request], device=context.device)
         ids = torch.cat([context, new])[None]
         return any(
-            bool(torch.as_tensor(criterion(ids, None)).all()) for criterion in self.limits.criteria
+            bool(torch.as_tensor(criterion(ids, None)).all())
+            for criterion in self.conditions.criteria
         )

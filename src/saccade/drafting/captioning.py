@@ -25,8 +25,8 @@ class Captioning:
     """
 
     def __init__(self, setup: Setup, inputs: Inputs) -> None:
-        self._text_maker, self._view, self._inputs = setup.words, setup.view, inputs
-        self._captioner = setup.words.captioner_for(setup.view)
+        self._text_maker, self._view, self._inputs = setup.text_maker, setup.view, inputs
+        self._captioner = setup.text_maker.captioner_for(setup.view)
         self._seconds = self._waited = 0.0
         self._pending: Future[Captions] | None = None
         device, threads = setup.target.device, torch.get_num_threads()
@@ -46,8 +46,9 @@ class Captioning:
         return self._seconds, max(0.0, self._seconds - self._waited)
 
     def texts(self) -> list[dict[str, Texts]]:
-        """Waits for the captions, and returns each request's texts as token ids, by their kind
-        ("newline" or "caption"), as ``Prefill.words`` has them. Raises what the captioner raised.
+        """Waits for the captions, and returns each request's ``Prefill.replacement_texts``.
+
+        Raises what the captioner raised.
         """
         captions = None
         start = time.perf_counter()

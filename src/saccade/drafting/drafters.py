@@ -86,7 +86,7 @@ class TextDrafter(Drafter):
         self._texts: list[list[int]] = []
 
     def ready(self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None) -> float:
-        self._texts = [prefill.prompt.context.tolist() for prefill in prefills]
+        self._texts = [prefill.prompt.full_ids.tolist() for prefill in prefills]
         return 0.0
 
     @property
@@ -277,7 +277,7 @@ class TimedShape(Learner):
         self._shape.finish(state)
 
     @property
-    def copies(self) -> bool:
+    def can_copy(self) -> bool:
         """Whether the shape copies from the text."""
         return Capability.COPIES in self._shape.offers
 
@@ -345,7 +345,7 @@ class SessionDrafter(Drafter):
 
     def _drafts(self, states: Mapping[int, State]) -> dict[int, Growing]:
         self._begin_round(states)
-        if not self._planning.copies:
+        if not self._planning.can_copy:
             return {request: self._planning.grow(state) for request, state in states.items()}
         return {
             request: self._planning.grow(state, partial(self._find_repetition, request))
@@ -393,7 +393,7 @@ class _PrefilledPrompt:
 
     @classmethod
     def of(cls, full_prompt: Prompt, pruned: Prompt) -> _PrefilledPrompt:
-        return cls(full_prompt.context, full_prompt.positions, full_prompt.visual, pruned.index)
+        return cls(full_prompt.full_ids, full_prompt.positions, full_prompt.visual, pruned.places)
 
     def shared_rows(self, state: RequestState, prompt: Prompt, media: frozenset[int]) -> int:
         """Returns how many leading rows of a new prompt equal the rows of this prompt and of the
@@ -416,7 +416,7 @@ class _PrefilledPrompt:
         visual = torch.cat([self.visual[:text_start], text_visual])
         # The new prompt is compared with all this row by row, up to the first unequal row.
         count = min(len(ids), len(prompt))
-        equal = ids[:count] == prompt.context[:count]
+        equal = ids[:count] == prompt.full_ids[:count]
         equal &= (positions[:, :count] == prompt.positions[:, :count]).all(0)
         equal &= visual[:count] == prompt.visual[:count]
         rows = int(equal.long().cumprod(0).sum())
@@ -510,7 +510,7 @@ class ModelDrafter(SessionDrafter):
         pruned_prompts = []  # for each request in turn, its prompt as each view prunes it
         self._prefilled_prompts = []
         for i, prompt in enumerate(prompts):
-            prefill = replace(prefills[i].to(model.device), words=words[i])
+            prefill = replace(prefills[i].to(model.device), replacement_texts=words[i])
             by_view = [view(prefill, prompt) for view in views]
             self._visual_tokens[i] = max(each.visual_tokens for each in by_view)
             self._prefilled_prompts.append(_PrefilledPrompt.of(prompt, by_view[0]))
@@ -556,7 +556,7 @@ class ModelDrafter(SessionDrafter):
             # The seconds of the view are left out: the caller counts them as ``Timings.guide``.
             clock.lap()
             # The pruned prompt has the rows that the draft has already, and then the new ones.
-            kept_rows = torch.cat([prefilled.rows_before(state, shared), pruned_new.index])
+            kept_rows = torch.cat([prefilled.rows_before(state, shared), pruned_new.places])
             is_kept = torch.zeros(len(prompt), dtype=torch.bool, device=kept_rows.device)
             is_kept[kept_rows] = True
             pruned = prompt.keep_rows(is_kept)
@@ -576,7 +576,7 @@ class ModelDrafter(SessionDrafter):
         rows are of images."""
         kinds = self._setup.target.placeholders | self.session.backbone.placeholders
         images = [token for token, kind in kinds.items() if kind == "image"]
-        ids = part.context[part.index[part.visual]]
+        ids = part.full_ids[part.places[part.visual]]
         image_rows = int(torch.isin(ids, ids.new_tensor(images)).sum())
         return replace(part, media=replace(part.media, image_rows=image_rows))
 

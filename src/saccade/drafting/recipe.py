@@ -215,7 +215,7 @@ def plan(
     if (
         has_model
         and works_without_model
-        and shape.knows_the_draft
+        and shape.has_measured_draft
         and not shape.is_expected_to_pay()
     ):
         return _without_drafts(planned)

@@ -31,7 +31,7 @@ NEEDS_TOKENIZER = frozenset({Capability.NEWLINE, Capability.CAPTION})
 
 
 @dataclass(frozen=True)
-class Words:
+class TextMaker:
     """Makes the texts that replace videos: the tokenizer's ``encode`` and a captioner.
 
     Either may be None if no view needs it.
@@ -58,7 +58,7 @@ class Words:
     def replacement_texts(
         self, view: View, inputs: Inputs, captions: Captions | None = None
     ) -> list[dict[str, Texts]]:
-        """Returns ``Prefill.words`` of each request: only those texts that the view reads.
+        """Returns each request's ``Prefill.replacement_texts``, only those that the view reads.
 
         If ``captions`` is None, they are made now where the view reads captions.
         """
@@ -89,7 +89,7 @@ class Setup:
     shape: Shape
     rules: Sequence[Sampling]
     room: int  # How many tokens an answer may have.
-    words: Words = Words()
+    text_maker: TextMaker = TextMaker()
     vision: ConversationVision | None = None  # Vision towers' outputs for media of earlier turns.
 
     def draft_model(self) -> Backbone:

@@ -23,7 +23,7 @@ from saccade.core.generation_settings import GenerateArguments, Settings
 from saccade.core.prompt import DOCUMENT_MASK, Inputs
 from saccade.core.sampling import Grammar, Sampling
 from saccade.core.stopping import StopConditions
-from saccade.drafting.setup import Captioner, Words
+from saccade.drafting.setup import Captioner, TextMaker
 from saccade.model import memory
 from saccade.model.backbone import Backbone
 from saccade.model.cuda_graphs import unused_bytes
@@ -94,7 +94,7 @@ class Request:
     # that ends the answer is left out.
     decode: Callable[[Sequence[int]], str] | None = None
     decode_with_special: Callable[[Sequence[int]], str] | None = None  # with special tokens
-    words: Words = Words()  # makes texts that replace a video in a draft's prompt
+    text_maker: TextMaker = TextMaker()  # makes texts that replace a video in a draft's prompt
     # Whether tokens are sampled. Then no timing may influence drafts, so that a seed gives the same
     # answer.
     is_sampled: bool = False
@@ -175,7 +175,7 @@ class Request:
             presence_penalty=float(arguments.get("presence_penalty") or 0.0),
             frequency_penalty=float(arguments.get("frequency_penalty") or 0.0),
         )
-        words = Words(_encoder(tokenizer), arguments.get("captioner"))
+        text_maker = TextMaker(_encoder(tokenizer), arguments.get("captioner"))
         decode, decode_with_special = _decoder(tokenizer, True), _decoder(tokenizer, False)
         if not arguments.get("skip_special_tokens", True):
             decode = without_end(decode_with_special, ends)
@@ -188,7 +188,7 @@ class Request:
             draft_inputs,
             decode,
             decode_with_special,
-            words,
+            text_maker,
             samples,
             returned,
             copies,
@@ -261,7 +261,7 @@ class Request:
         limits = generation_settings.answer_limits(checked, ids.shape[1], stopping_criteria or ())
         # Stop strings of the config are among the criteria already.
         stops = generation_settings.stop_strings(stop_strings)
-        words = Words(_encoder(tokenizer), arguments.get("captioner"))
+        text_maker = TextMaker(_encoder(tokenizer), arguments.get("captioner"))
         inputs = {"input_ids": ids, **model_inputs}
         return cls(
             _with_documents(inputs, arguments.get("context"), draft_inputs),
@@ -273,7 +273,7 @@ class Request:
             draft_inputs,
             _decoder(tokenizer, True),
             _decoder(tokenizer, False),
-            words,
+            text_maker,
             is_sampled=sampling.sample,
             returned=generation_settings.returned_settings(checked),
         )

@@ -87,7 +87,7 @@ class RequestBatch:
         answer = AnswerOutlook(request.limits.max_new_tokens, request.is_sampled)
         self.recipe = plan(recipe, target, draft, length, exact, phase, answer)
         self._set_request(request)
-        room = self.stops.limits.max_new_tokens
+        room = self.stops.conditions.max_new_tokens
         self.drafter = self._make_drafter()
         # A drafter counts the seconds of all turns. These are the ones before this turn.
         self._draft_seconds_before = DraftSeconds()
@@ -117,8 +117,8 @@ class RequestBatch:
             self.recipe.view,
             self.recipe.shape,
             self._draft_rules,
-            self.stops.limits.max_new_tokens,
-            self.request.words,
+            self.stops.conditions.max_new_tokens,
+            self.request.text_maker,
             self.vision,
         )
         return Fallback(self.recipe.drafter(setup), self.target.vocab)
@@ -132,7 +132,7 @@ class RequestBatch:
     def _set_request(self, request: Request) -> None:
         """Sets up the state of one answer to each request of the batch."""
         if self.recipe.drafts:
-            request.words.check(self.recipe.view)
+            request.text_maker.check(self.recipe.view)
         contexts = [torch.tensor(ids, device=self.target.device) for ids in request.ids]
         self.request = request
         self.rules = request.rules(contexts)

@@ -25,7 +25,7 @@ from saccade.inputs.packed_checkpoints import find_packing, unpack_tensors
 from saccade.model.backbone import Backbone
 from saccade.model.heads import layouts
 from saccade.model.heads.dflash import make_dflash_head
-from saccade.model.heads.head import Head, find_other_target, make_eagle3_head, make_mtp_head
+from saccade.model.heads.head import Head, describe_other_target, make_eagle3_head, make_mtp_head
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def find_problems(settings: dict[str, Any], target_config: Any, name: str) -> li
 
     This is one sentence if the head's config declares another target, and nothing otherwise.
     """
-    sentence = find_other_target(settings, target_config, name)
+    sentence = describe_other_target(settings, target_config, name)
     return [] if sentence is None else [sentence]
 
 

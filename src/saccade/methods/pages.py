@@ -42,7 +42,7 @@ class ByPage(Budgeted):
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         budget = self.budget(prompt)  # K, the visual keys that a step may read.
-        rows = prompt.index[prompt.visual]
+        rows = prompt.places[prompt.visual]
         # Pages are smaller than ``page`` where they have to be: one page at least has to fit into
         # the budget, and one at least has to be left out.
         size = max(1, min(self.page, budget, len(rows) - budget))

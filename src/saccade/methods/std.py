@@ -105,8 +105,8 @@ class PerHead(Budgeted):
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         assert prefill.mass is not None, "the view asked for the text's attention"
         chosen = largest_places(prefill.mass, self.budget(prompt))  # [layer, kv_head, kept]
-        visual = prompt.index[prompt.visual][chosen]
-        text = prompt.index[~prompt.visual].expand(*visual.shape[:2], -1)
+        visual = prompt.places[prompt.visual][chosen]
+        text = prompt.places[~prompt.visual].expand(*visual.shape[:2], -1)
         rows = torch.cat([text, visual], -1).sort(-1).values
         return replace(prompt, reading=Reading(heads=rows))
 

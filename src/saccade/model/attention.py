@@ -187,7 +187,7 @@ class Step:
             keys, values = cache.read(layer, end)
             if last:
                 # A recorder needs the queries of more rows than the last one.
-                count = 1 if segment.recorder is None else segment.recorder.last
+                count = 1 if segment.recorder is None else segment.recorder.rows_to_chunk_end
                 own_q = own_q[:, -count:]
             recording_kernel = None
             if segment.recorder is not None:

@@ -843,7 +843,7 @@ class Backbone:
         """Returns another model's prompt with its text embedded by this model. The rows that its
         towers computed stay."""
         prompt = prompt.to(self.device)
-        embeds = self.embed(prompt.context)
+        embeds = self.embed(prompt.full_ids)
         tower_rows = prompt.visual | prompt.fixed
         embeds[tower_rows] = prompt.embeds[tower_rows].to(embeds)
         return replace(prompt, embeds=embeds)

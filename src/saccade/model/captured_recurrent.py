@@ -190,7 +190,7 @@ class StaticRows:
             self._states.fill(request, states.states)
             if count := segment.scored_nodes:
                 target = _updates_of(self._earlier, request).first(count)
-                _copy_updates(target, states.earlier_in_all(count))
+                _copy_updates(target, states.earlier_of_all_layers(count))
 
     def take(self, segments: Sequence[Segment]) -> None:
         """Gives the requests copies of what the forward left behind, which the next one overwrites:
@@ -199,7 +199,9 @@ class StaticRows:
             states, committed = segment.cache.states, segment.committed_rows
             assert states is not None
             if committed:
-                states.store_committed_in_all(_state_of(self._states.states_after, request).clone())
+                states.store_committed_of_all_layers(
+                    _state_of(self._states.states_after, request).clone()
+                )
             new = segment.stop - segment.start
             if new == committed:
                 continue
@@ -207,10 +209,10 @@ class StaticRows:
             if committed:
                 updates = updates.rows(slice(committed, None))
             if segment.scored_nodes:
-                updates = states.earlier_in_all(segment.scored_nodes).followed_by(updates)
+                updates = states.earlier_of_all_layers(segment.scored_nodes).followed_by(updates)
             else:
                 updates = updates.clone()
-            states.put_in_all(updates)
+            states.put_of_all_layers(updates)
 
     def _bytes(self) -> int:
         """Returns the size of the buffer of :meth:`_parts`: integers, then a byte a boolean."""
@@ -459,7 +461,7 @@ class RecurrentGraphs(CudaGraphs):
             # finds the caches by its segments, and a captured forward is run without segments.
             return None
         earlier = next(count for count in EARLIER_SIZES if count >= scored)
-        return RecurrentSize(size.requests, size.rows, size.tail, size.keys, earlier=earlier)
+        return RecurrentSize(size.requests, size.rows, size.masked_keys, size.keys, earlier=earlier)
 
     def _rows_of(self, size: Size) -> StaticRows:
         """Returns the rows of a size.

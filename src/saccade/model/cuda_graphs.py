@@ -118,7 +118,7 @@ class Size:
 
     requests: int
     rows: int  # Of each request.
-    tail: int  # Last keys of each request that have a mask.
+    masked_keys: int  # Last keys of each request that have a mask.
     keys: int  # Of each request, at most, the new rows' own included.
     # The hidden states that are written, by the numbers of ``HiddenStates``: n stands for the input
     # of layer n.
@@ -174,7 +174,7 @@ class StaticInputs:
         self.size = size
         # The shapes of ``tokens`` and of ``caches``, which :meth:`_parts` describes.
         self._shapes = (3, size.requests, size.rows), (3, size.requests)
-        self._mask_shape = size.requests, size.rows, size.tail
+        self._mask_shape = size.requests, size.rows, size.masked_keys
         self._memory = torch.zeros(self._bytes(), dtype=torch.uint8, device=device)
         self.tokens, self.caches, self.vocabularies, self.visible = self._parts(self._memory)
         self.likeliest: Float64[Tensor, "row 4"] = torch.zeros(
@@ -311,8 +311,8 @@ class GatheredAttention(AttentionKind):
         # the keys 0 to 4, and the mask is about 3 keys, key 4 has the column -1 and key 8 has 3.
         mask_column = key_numbers - seen_by_all[:, None]
         is_before_mask = (mask_column < 0)[:, None]
-        is_before_end = (mask_column < size.tail)[:, None]
-        read_column = mask_column.clamp(0, size.tail - 1)[:, None].expand(-1, size.rows, -1)
+        is_before_end = (mask_column < size.masked_keys)[:, None]
+        read_column = mask_column.clamp(0, size.masked_keys - 1)[:, None].expand(-1, size.rows, -1)
         visible = inputs.visible.gather(2, read_column) & is_before_end
         visible |= is_before_mask
         return partial(

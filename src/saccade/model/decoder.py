@@ -100,11 +100,11 @@ class FusedDecoder:
         first = text.layers[0].self_attn
         self.head_dim: int = first.q_proj.weight.shape[0] // self.heads
         self.scale = float(first.scaling)
-        self.norm_of = RmsNorm(config.hidden_size, config.rms_norm_eps, text.norm.weight)
-        self.norm: Tensor = text.norm.weight.data
+        self.apply_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, text.norm.weight)
+        self.norm_weight: Tensor = text.norm.weight.data
         self.eps = float(config.rms_norm_eps)
         self.layers = [_fuse(layer) for layer in text.layers[: config.num_hidden_layers]]
-        memory.return_unused_memory(self.norm.device)  # Frees the weights that were fused.
+        memory.return_unused_memory(self.norm_weight.device)  # Frees the weights that were fused.
         self.rotary: nn.Module = text.rotary_emb
         self.axes = axes
         self._table: tuple[Tensor, Tensor] | None = None
@@ -140,7 +140,7 @@ class FusedDecoder:
             matrices.append(self.head)
         weight_count = sum(matrix.weight.numel() for matrix in matrices)
         needed = int(weight_count * rounding.bytes_per_weight)
-        place = self.norm.device
+        place = self.norm_weight.device
         available = memory.available_bytes(place)
         if needed > available * (1 - memory.SPARE_SHARE):
             raise ModelError(
@@ -242,7 +242,7 @@ class FusedDecoder:
         """
         count = embeds.shape[0]
         heads, kv_heads, width = self.heads, self.kv_heads, self.head_dim
-        apply_norm = self.norm_of
+        apply_norm = self.apply_norm
         cos, sin = rotation
         half = width // 2
         hidden = embeds
@@ -279,7 +279,7 @@ class FusedDecoder:
                 is_visual, rows_by_layer = deepstack
                 if index < len(rows_by_layer):
                     hidden[is_visual] += rows_by_layer[index]
-        normed = apply_norm(hidden, self.norm)  # ``self.norm`` is the last norm's weight.
+        normed = apply_norm(hidden, self.norm_weight)  # ``self.norm`` is the last norm's weight.
         if write_hidden is not None:
             write_hidden(len(self.layers), hidden)
             write_hidden(AFTER_NORM, normed)

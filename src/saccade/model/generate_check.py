@@ -50,7 +50,7 @@ MAX_DEEP_FACTOR = 3.0
 LEAST_SIMILARITY = 0.99
 # The inputs of each linear layer are perturbed by this share, to see whether the layer rounds them.
 INPUT_CHANGE = 1e-5
-CHANGED_ROWS = 256  # Each layer is run on this many random rows, and on the same rows perturbed.
+PERTURBED_ROWS = 256  # Each layer is run on this many random rows, and on the same rows perturbed.
 MAX_OUTPUT_CHANGE = 3e-5  # As a share of the largest output. A layer that rounds changes by more.
 UNROUNDED_TYPES = (torch.float32, torch.float64)
 
@@ -140,7 +140,7 @@ def _refuse_rounded_inputs(target: Backbone) -> None:
         if not isinstance(width, int) or not unusual_changes(module.named_modules()):
             continue  # This is no linear layer, or an unchanged one, which does not round.
         device = device_of(module)
-        inputs, noise = torch.randn(2, CHANGED_ROWS, width, generator=random, dtype=target.dtype)
+        inputs, noise = torch.randn(2, PERTURBED_ROWS, width, generator=random, dtype=target.dtype)
         output = module(inputs.to(device))
         changed_output = module((inputs * (1 + INPUT_CHANGE * noise)).to(device))
         if not isinstance(output, Tensor):

@@ -252,7 +252,7 @@ def _last_visible_rows(prompt: Prompt) -> Int[Tensor, " len"]:
 
 def _row_ids(prompt: Prompt) -> Tensor:
     """Returns the token id of each row of a prompt."""
-    return prompt.context[prompt.index]
+    return prompt.full_ids[prompt.places]
 
 
 def _common_ids(one: Tensor, other: Tensor) -> int:

@@ -104,13 +104,13 @@ class PromptReader:
             # ones only in layers with a sliding window.
             in_windows_only = last_visible_row is not None and "full_attention" not in masks
             prompt = Prompt(
-                context=own_ids,
+                full_ids=own_ids,
                 embeds=own_embeds,
                 positions=own_positions,
                 visual=visual,
                 fixed=fixed,
                 grid=grid,
-                index=torch.arange(len(own_ids), device=self.device),
+                places=torch.arange(len(own_ids), device=self.device),
                 next_position=int(own_positions[:, -1].max()) + 1,  # as generate() does
                 media=Media(
                     last_visible_row=last_visible_row,

@@ -547,15 +547,15 @@ class LayerStates:
 
     # -- of one captured forward, which computes all layers at once ----------------------------
 
-    def store_committed_in_all(self, stacked: State) -> None:
+    def store_committed_of_all_layers(self, stacked: State) -> None:
         """Does :meth:`store_committed` for all layers."""
         self._stack_after_forward = stacked
 
-    def earlier_in_all(self, scored_nodes: int) -> Updates:
+    def earlier_of_all_layers(self, scored_nodes: int) -> Updates:
         """Does :meth:`earlier` for all layers."""
         return self._updates.stacked().first(scored_nodes)
 
-    def put_in_all(self, stacked: Updates) -> None:
+    def put_of_all_layers(self, stacked: Updates) -> None:
         """Does :meth:`put` for all layers."""
         self._updates = UpdatesByLayer.of_stack(stacked)
 

@@ -256,7 +256,7 @@ class Session:
             self._prefixes.add(prompt, cache, prefix_key)
         request = self.requests[number] = RequestState(
             cache,
-            prompt.context.tolist(),
+            prompt.full_ids.tolist(),
             prompt.next_position,
             root_logits=logits,
             prompt_rows=(cache.length, cache.length),
@@ -353,7 +353,7 @@ class Session:
         for number, (prefill, prompt) in enumerate(zip(prefills, prompts, strict=True)):
             source = prefill.cache
             assert source is not None
-            rows = prompt.index
+            rows = prompt.places
             if can_reselect or prompt.reading.heads is not None:
                 rows = self._rows_by_head(prompt)
             if (paged := prompt.reading.paged) is not None:
@@ -368,7 +368,7 @@ class Session:
                 cache.states = cache.states.first_layers(len(self.backbone.mixers))
             self.requests[number] = RequestState(
                 cache,
-                prompt.context.tolist(),
+                prompt.full_ids.tolist(),
                 prompt.next_position,
                 root_logits=self._keep_draftable_ids(prefill.logits[None])[0],
                 source=source,
@@ -393,7 +393,7 @@ class Session:
         model = self.backbone
         if prompt.reading.heads is not None:
             return model.shares.own_heads(prompt.reading.heads)
-        return prompt.index.expand(model.key_layer_count, model.kv_heads, -1).contiguous()
+        return prompt.places.expand(model.key_layer_count, model.kv_heads, -1).contiguous()
 
     def start_turn(self, turns: Mapping[int, Turn], rules: Rules) -> None:
         """Continues conversations: drops the last tokens and appends the next question's.
@@ -467,7 +467,7 @@ class Session:
         ids = torch.tensor(text, dtype=torch.long, device=device)
         positions = request.first_position + torch.arange(len(text), device=device)
         is_plain_text = ~(new.visual | new.fixed)[text_start:stop]
-        equal = (new.context[text_start:stop] == ids) & is_plain_text
+        equal = (new.full_ids[text_start:stop] == ids) & is_plain_text
         equal &= (new.positions[:, text_start:stop] == positions).all(0)
         if new.media.last_visible_row is not None:
             # The text was decoded causally, so no row of it has seen a row after itself.

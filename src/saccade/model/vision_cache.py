@@ -103,7 +103,7 @@ class MediaCall:
     method: Callable[..., Any]
     arguments: Mapping[str, Any]  # all arguments, by their names
     pixels: str  # the name of the argument that has the pixels
-    rows: Sequence[int]
+    row_bounds: Sequence[int]
 
     @classmethod
     def of(
@@ -144,7 +144,7 @@ class MediaCall:
         return call if covers_pixels and can_be_cut else None
 
     def __len__(self) -> int:
-        return len(self.rows) - 1
+        return len(self.row_bounds) - 1
 
     def part(self, start: int, stop: int) -> dict[str, Any]:
         """Returns the arguments for the media ``start:stop`` alone."""
@@ -156,7 +156,7 @@ class MediaCall:
                 return value
             if len(value) == len(self):  # It has one entry for each medium.
                 return value[start:stop]
-            return value[self.rows[start] : self.rows[stop]]
+            return value[self.row_bounds[start] : self.row_bounds[stop]]
 
         return {name: cut(value) for name, value in self.arguments.items()}
 

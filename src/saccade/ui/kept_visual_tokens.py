@@ -19,7 +19,7 @@ from saccade.core.prompt import Inputs, Prefill, Prompt
 from saccade.core.protocols import EarlyView, View
 from saccade.core.sampling import Sampling
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.setup import Setup, Words
+from saccade.drafting.setup import Setup, TextMaker
 from saccade.drafting.views.basic import views_to_read
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
@@ -47,7 +47,7 @@ def measure_kept_tokens(
     recipe: Recipe,
     inputs: Inputs,
     draft_inputs: Inputs | None,
-    words: Words,
+    text_maker: TextMaker,
 ) -> tuple[KeptTokens, ...]:
     """Returns what each view of the draft kept: several for an ensemble, none if the draft reads no
     visual tokens.
@@ -63,12 +63,12 @@ def measure_kept_tokens(
     if draft is None and not reads_target_prompt:
         return ()
     # No answer is started, so room for one token is enough.
-    setup = Setup(target, draft, view, recipe.shape, [Sampling()], room=1, words=words)
+    setup = Setup(target, draft, view, recipe.shape, [Sampling()], room=1, text_maker=text_maker)
     session = Session(target, setup.rules)
     (prefill,) = session.prefill(target.prompts(inputs), record=recipe.records_attention)
     # Some views put words (a newline, a caption) in the place of videos and images.
-    (texts,) = words.replacement_texts(view, inputs)  # There is one request.
-    prefill = replace(prefill, words=texts)
+    (texts,) = text_maker.replacement_texts(view, inputs)  # There is one request.
+    prefill = replace(prefill, replacement_texts=texts)
     prompt = (
         prefill.prompt
         if reads_target_prompt
@@ -112,7 +112,7 @@ def kept_share(prompt: Prompt, pruned: Prompt) -> Float[Tensor, " seen"]:
     share = torch.zeros(len(prompt))
     heads, paged = pruned.reading.heads, pruned.reading.paged
     # One entry for each head that keeps rows of its own, or a single one for all heads together.
-    kept_rows = [pruned.index[pruned.visual]] if heads is None else heads.flatten(0, 1)
+    kept_rows = [pruned.places[pruned.visual]] if heads is None else heads.flatten(0, 1)
     for rows in kept_rows:
         share[rows.cpu()] += 1 / len(kept_rows)
     if paged is not None:

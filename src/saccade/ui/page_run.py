@@ -19,7 +19,7 @@ from saccade.answering.chat_model import stream_answer
 from saccade.core.errors import OptionError
 from saccade.core.result import RoundRecord
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.setup import Captioner, Words
+from saccade.drafting.setup import Captioner, TextMaker
 from saccade.inputs import Pair, clip_arguments, media
 from saccade.inputs.checkpoints import EMBEDDED_TARGET
 from saccade.inputs.media import Clip
@@ -171,10 +171,15 @@ def run_question(
         yield last
     if last is None or not last.duel.is_complete:
         return
-    words = Words(pair.encode, captioner)
+    text_maker = TextMaker(pair.encode, captioner)
     try:
         views = measure_kept_tokens(
-            pair.target.backbone, pair.draft_backbone, planned_recipe, inputs, draft_inputs, words
+            pair.target.backbone,
+            pair.draft_backbone,
+            planned_recipe,
+            inputs,
+            draft_inputs,
+            text_maker,
         )
         yield replace(last, views=views)
     except Exception as error:  # The answers are valid even if this picture fails.

@@ -1,7 +1,7 @@
 """The layout of the page of ``saccade ui --watch``, which watches a video as if it were live.
 
-Its buttons call ``watching.Watchers``, which plays one video at a time and answers questions about
-it.
+Its buttons call ``watching.PageWatcher``, which plays one video at a time and answers questions
+about it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import gradio as gr
 from saccade.answering.chat_model import Model
 from saccade.ui.page import add_head, error_html
 from saccade.ui.page_run import PageSettings
-from saccade.ui.watching import Watchers, conversation_html, frames_html
+from saccade.ui.watching import PageWatcher, conversation_html, frames_html
 
 TITLE = "Saccade watches"
 ABOUT = (
@@ -27,7 +27,7 @@ REFRESH_SECONDS = 1.0
 
 def build_watch_page(model: Model, settings: PageSettings) -> gr.Blocks:
     """Returns the page as gradio blocks."""
-    watchers = Watchers(model, settings)
+    watchers = PageWatcher(model, settings)
 
     def start(upload: str | None, window: str, request: gr.Request) -> tuple[str, str, str]:
         tab = str(request.session_hash)

@@ -32,7 +32,7 @@ class Watching:
     """(second of the video, question, answer) of each question so far."""
 
 
-class Watchers:
+class PageWatcher:
     """What the page watches: one video at a time, for the browser tab that started it.
 
     Two tabs cannot watch at the same time, because a model is safe, and fastest, when a single

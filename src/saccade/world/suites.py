@@ -152,14 +152,14 @@ class DrawnSuite:
     """One of ``TASKS`` at one of ``LENGTHS``, or one of ``SECOND_TURN_TASKS``."""
 
     name: str
-    kind: str
+    task: str
     length: str
     setting: Setting
 
     def items(self) -> Iterator[Item]:
-        kind = {**TASKS, **SECOND_TURN_TASKS}[self.kind]
+        kind = {**TASKS, **SECOND_TURN_TASKS}[self.task]
         seeds = range(FIRST_SEED, FIRST_SEED + (self.setting.samples or SAMPLES))
-        items = (kind.item(self.kind, seed, self.length) for seed in seeds)
+        items = (kind.item(self.task, seed, self.length) for seed in seeds)
         return with_next_items(items) if kind.asks_next_item else items
 
 

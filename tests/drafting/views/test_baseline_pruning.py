@@ -58,13 +58,13 @@ def make(sizes: Any, kind: str = "any", seed: int = 0, holes: float = 0.0) -> Pr
         embeds += [rows, torch.randn(1, DIM, generator=generator)]
     seen, length = len(grid), len(visual)
     whole = Prompt(
-        context=torch.arange(length),
+        full_ids=torch.arange(length),
         embeds=torch.cat(embeds),
         positions=torch.randint(0, 99, (3, length), generator=generator).cumsum(1),
         visual=torch.tensor(visual),
         fixed=torch.zeros(len(visual), dtype=torch.bool),
         grid=torch.tensor(grid),
-        index=torch.arange(length),
+        places=torch.arange(length),
         next_position=9999,
         media=Media(tuple(torch.randn(seen, DIM, generator=generator) for _ in range(2))),
     )
@@ -402,7 +402,7 @@ def test_merged_rows_are_means_of_what_was_dropped(sizes, holes, seed, keep):
     prompt = make(sizes, "any", seed, holes)
     pruned = Pruned("some", some, keep)(seeing(prompt), prompt)
     merged = Merged("some", some, keep)(seeing(prompt), prompt)
-    kept = [prompt.index[prompt.visual].tolist().index(i) for i in pruned.index[pruned.visual]]
+    kept = [prompt.places[prompt.visual].tolist().index(i) for i in pruned.places[pruned.visual]]
     for name in ("context", "positions", "visual", "grid", "index"):
         assert torch.equal(getattr(merged, name), getattr(pruned, name))
     assert merged.next_position == pruned.next_position
@@ -485,7 +485,7 @@ def test_pooled_stands_at_the_top_left():
     prompt = make([(2, 3, 5)])
     pooled = baseline_pruning.POOLED(seeing(prompt), prompt)
     assert pooled.visual_tokens == 2 * 2 * 3
-    stood = prompt.grid[pooled.index[pooled.visual] - 2]  # two rows of text come first
+    stood = prompt.grid[pooled.places[pooled.visual] - 2]  # two rows of text come first
     assert torch.equal(stood[:, :2], pooled.grid[:, :2])
     assert torch.equal(stood[:, 2:], pooled.grid[:, 2:] * 2)
 
@@ -516,8 +516,8 @@ def test_a_view_keeps_a_share_of_a_real_prompt(kind):
         view.visual_tokens == (48 if kind.name == "pooled" else 19) and prompt.visual_tokens == 192
     )
     assert len(view) == len(prompt) - prompt.visual_tokens + view.visual_tokens
-    assert torch.equal(view.positions, prompt.positions[:, view.index])
-    assert torch.equal(view.visual, prompt.visual[view.index])
+    assert torch.equal(view.positions, prompt.positions[:, view.places])
+    assert torch.equal(view.visual, prompt.visual[view.places])
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ def prefill() -> Prefill:
 
 def _kept(prefill: Prefill, pruned: Prompt) -> list[int]:
     """Which visual tokens of the whole prompt a pruned one still has."""
-    visual = prefill.prompt.index[prefill.prompt.visual].tolist()
-    return [visual.index(row) for row in pruned.index[pruned.visual].tolist()]
+    visual = prefill.prompt.places[prefill.prompt.visual].tolist()
+    return [visual.index(row) for row in pruned.places[pruned.visual].tolist()]
 
 
 @pytest.mark.parametrize("kind", VIEWS, ids=lambda kind: kind.name)
@@ -40,7 +40,7 @@ def test_a_view_keeps_its_budget_and_all_text_where_it_stood(prefill, kind, keep
     whole = prefill.prompt
     pruned = Pruned(kind.name, kind.select, keep, kind.attention)(prefill, whole)
     assert pruned.visual_tokens == max(1, int(whole.visual_tokens * keep + 0.5))
-    rows = pruned.index
+    rows = pruned.places
     assert bool((rows[1:] > rows[:-1]).all())
     assert torch.equal(pruned.embeds, whole.embeds[rows])
     assert torch.equal(pruned.positions, whole.positions[:, rows])
@@ -48,7 +48,7 @@ def test_a_view_keeps_its_budget_and_all_text_where_it_stood(prefill, kind, keep
     assert torch.equal(pruned.grid, whole.grid[_kept(prefill, pruned)])
     assert int((~pruned.visual).sum()) == int((~whole.visual).sum())
     assert pruned.next_position == whole.next_position
-    assert torch.equal(pruned.context, whole.context), "penalties must see the whole prompt"
+    assert torch.equal(pruned.full_ids, whole.context), "penalties must see the whole prompt"
 
 
 def test_full_and_none_are_the_two_ends(prefill):
@@ -129,13 +129,13 @@ def _visual(count: int) -> Prompt:
     """A prompt of nothing but visual tokens."""
     rows, every = torch.arange(count), torch.ones(count, dtype=torch.bool)
     return Prompt(
-        context=rows,
+        full_ids=rows,
         embeds=torch.zeros(count, 1),
         positions=rows[None],
         visual=every,
         fixed=~every,
         grid=torch.zeros(count, 4, dtype=torch.long),
-        index=rows,
+        places=rows,
         next_position=count,
     )
 

@@ -141,7 +141,7 @@ BUGS = (
         "auto: a draft that did not pay reads every prompt all the same",
         "drafting/recipe.py",
         within="plan",
-        find="$model and $alone and $shape.knows_the_draft and not $shape.is_expected_to_pay()",
+        find="$model and $alone and $shape.has_measured_draft and not $shape.is_expected_to_pay()",
         plant="False",
         tests=(
             "drafting/test_drafts_that_do_not_pay.py::"

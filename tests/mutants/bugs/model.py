@@ -183,7 +183,7 @@ BUGS = (
     PlantedBug(
         "recorded attention: the last layer records one row only",
         "model/attention.py",
-        find="1 if $segment.recorder is None else $segment.recorder.last",
+        find="1 if $segment.recorder is None else $segment.recorder.rows_to_chunk_end",
         plant="1",
         tests=("model/test_attention.py::test_a_note_is_the_same_on_the_way_and_after",),
     ),

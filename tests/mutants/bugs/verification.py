@@ -148,11 +148,11 @@ BUGS = (
         "tokens after the end of the answer are kept",
         "core/stopping.py",
         find="""
-            if token in self.limits.eos or self._contains_stop_string(request):
+            if token in self.conditions.eos or self._contains_stop_string(request):
                 return (count, 'stop')
         """,
         plant="""
-            if token in self.limits.eos or self._contains_stop_string(request):
+            if token in self.conditions.eos or self._contains_stop_string(request):
                 return (len(tokens), 'stop')
         """,
         tests=("engine/test_where_answers_end.py::test_tokens_after_the_end_count_nowhere",),
@@ -161,12 +161,12 @@ BUGS = (
         "the length limit is checked before the end token",
         "core/stopping.py",
         find="""
-            if token in self.limits.eos or self._contains_stop_string(request):
+            if token in self.conditions.eos or self._contains_stop_string(request):
                 return (count, 'stop')
         """,
         plant="""
-            if token in self.limits.eos or self._contains_stop_string(request):
-                return (count, 'length' if len(answer) >= self.limits.max_new_tokens else 'stop')
+            if token in self.conditions.eos or self._contains_stop_string(request):
+                return (count, 'length' if len(answer) >= self.conditions.max_new_tokens else 'stop')
         """,
         tests=(
             "engine/test_where_answers_end.py::test_the_length_limit_and_the_end_give_different_finish_reasons",
@@ -175,8 +175,8 @@ BUGS = (
     PlantedBug(
         "the end is looked for in the last token of a round only",
         "core/stopping.py",
-        find="token in self.limits.eos",
-        plant="count == len(tokens) and token in self.limits.eos",
+        find="token in self.conditions.eos",
+        plant="count == len(tokens) and token in self.conditions.eos",
         tests=(
             "engine/test_where_answers_end.py::test_an_end_inside_an_accepted_run_ends_the_answer",
         ),

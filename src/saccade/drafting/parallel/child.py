@@ -165,8 +165,8 @@ class JobRunner:
             visual_tokens[i] = len(chosen)
             if len(chosen) < len(early.tokens):
                 # The places in the whole prompt of the rows that were read, and of those to keep.
-                read_places = full_prompt.select(early.tokens).index
-                kept_places = full_prompt.select(chosen).index
+                read_places = full_prompt.select(early.tokens).places
+                kept_places = full_prompt.select(chosen).places
                 is_kept = torch.isin(read_places, kept_places)
                 self._session.keep_prompt_rows(i, is_kept.nonzero().squeeze(-1))
         for i in visual_tokens:

@@ -442,7 +442,7 @@ def _without_big_tensors(prefill: Prefill, texts: dict[str, Texts]) -> Prefill:
     prompt = prefill.prompt
     media = replace(prompt.media, deepstack=())
     bare = replace(prompt, embeds=torch.empty(len(prompt), 0), media=media)
-    return replace(prefill, prompt=bare, cache=None, logits=torch.empty(0), words=texts)
+    return replace(prefill, prompt=bare, cache=None, logits=torch.empty(0), replacement_texts=texts)
 
 
 def _sendable_rule(rule: Sampling) -> Sampling:

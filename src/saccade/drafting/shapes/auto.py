@@ -305,7 +305,7 @@ class Auto(CostedShape):
             return Plan(costs, _rate_to_beat(estimates, costs, expected_round), costs.max_depth)
         if not estimates.pause.is_over:
             return None
-        is_confirmed = self.knows_the_draft or estimates.times.draft_forward.weight > 0
+        is_confirmed = self.has_measured_draft or estimates.times.draft_forward.weight > 0
         hopeful = costs.cheaper(CONFIRMED_COST_SHARE if is_confirmed else UNCONFIRMED_COST_SHARE)
         expected_round = best_round(hopeful, self._retry_acceptance)
         if expected_round[0] <= 1:
@@ -323,7 +323,7 @@ class Auto(CostedShape):
     def _next_round_measures_plain(self, estimates: Estimates) -> bool:
         """Returns whether the next round decodes plainly only to measure what that takes."""
         times = estimates.times
-        is_measured = self.knows_the_draft or times.plain.weight > 0
+        is_measured = self.has_measured_draft or times.plain.weight > 0
         return times.since_plain >= (
             PLAIN_AFTER_ROUNDS if is_measured else FIRST_PLAIN_AFTER_ROUNDS
         )
@@ -381,7 +381,7 @@ class Auto(CostedShape):
         return best_round(self.believed_costs(estimates), estimates.acceptance.rate)[0] > 1
 
     @property
-    def knows_the_draft(self) -> bool:
+    def has_measured_draft(self) -> bool:
         return self.forward_costs.acceptance is not None
 
     def learnt_costs(self, state: State) -> Costs | None:
@@ -446,7 +446,7 @@ class Auto(CostedShape):
         # A draft forward takes the mean of the measured ones and of the prior, which counts as
         # ``weight`` forwards. A prior that earlier answers have shown outweighs one slow draft.
         prior = scale * bare.costs.draft
-        weight = REMEMBERED_WEIGHT if self.knows_the_draft else FORWARD_PRIOR_WEIGHT
+        weight = REMEMBERED_WEIGHT if self.has_measured_draft else FORWARD_PRIOR_WEIGHT
         seconds, forwards = times.draft_forward
         draft_forward = (seconds + weight * prior) / (forwards + weight)
         shift, slope = times.line(scale)

@@ -88,12 +88,12 @@ def dycoke(prompt: Prompt, target_attention: TargetAttention, budget: int) -> In
     first = (time == 0).nonzero().squeeze(-1)
     if min(budget, prompt.visual_tokens) <= len(first):
         return saliency.sample_evenly(first, budget)
-    key, order = torch.sort(saliency.time_ordered_keys(grid))
+    key, order = torch.sort(saliency.time_ordered_numbers(grid))
     # Clearing the lowest bit of a frame's number gives the frame that it merges into, in groups of
     # four, of sixteen, and so on: frame 1 merges into 0, 3 into 2, 2 into 0, and 12 into 8. A key
-    # of ``time_ordered_keys`` grows by 1 from frame to frame of a cell. So subtracting that bit,
+    # of ``time_ordered_numbers`` grows by 1 from frame to frame of a cell. So subtracting that bit,
     # which is ``time & -time``, gives the key of the same cell in that frame.
-    partner_key = saliency.time_ordered_keys(grid) - (time & -time)
+    partner_key = saliency.time_ordered_numbers(grid) - (time & -time)
     place = torch.searchsorted(key, partner_key).clamp(max=len(key) - 1)
     into = order[place]
     rows = prompt.embeds[prompt.visual]
@@ -140,7 +140,7 @@ class Merged(View):
         # The key sorts by medium and cell, then by time. A token's leader is the chosen token with
         # the largest key that is not above the token's own: the token itself, or the latest chosen
         # one of the same cell. If the chosen token so found is of another cell, there is no leader.
-        key = saliency.time_ordered_keys(grid)
+        key = saliency.time_ordered_numbers(grid)
         chosen_keys, order = torch.sort(key[chosen])
         place = torch.searchsorted(chosen_keys, key, right=True) - 1
         leader = chosen[order[place.clamp(min=0)]]

@@ -218,8 +218,8 @@ class Affordable(CostedView):
 class TextView(View):
     """Text in the place of each video or image, without any visual token (TABED's T and C).
 
-    ``text_kind`` names the words in ``Prefill.words``. Positions are counted as if the prompt had
-    always had these words.
+    ``text_kind`` says which of ``Prefill.replacement_texts`` it is. Positions are counted as if the
+    prompt had always had this text.
     """
 
     name: str
@@ -234,7 +234,7 @@ class TextView(View):
         return NO_CAPABILITIES
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
-        return replace_media(prompt, prefill.words[self.text_kind])
+        return replace_media(prompt, prefill.replacement_texts[self.text_kind])
 
 
 def replace_media(prompt: Prompt, texts: Texts) -> Prompt:
@@ -245,7 +245,7 @@ def replace_media(prompt: Prompt, texts: Texts) -> Prompt:
     A single text is used for every video and image. Raises MethodError if there are several texts,
     but not as many as videos and images.
     """
-    ids = prompt.context[prompt.index]
+    ids = prompt.full_ids[prompt.places]
     is_picture = ~prompt.document_rows.to(prompt.visual.device)
     visual = prompt.visual.nonzero().squeeze(-1)[is_picture]
     # A fixed row (one that no view may drop) with the id of a picture's rows is a newline within
@@ -281,7 +281,7 @@ def replace_media(prompt: Prompt, texts: Texts) -> Prompt:
         visual=torch.zeros_like(is_text),
         fixed=prompt.fixed[old_rows],
         grid=prompt.grid[:0],
-        index=prompt.index[old_rows],
+        places=prompt.places[old_rows],
         media=Media(),
         reading=Reading(ids_to_embed=ids_to_embed),
     )

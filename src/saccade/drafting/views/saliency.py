@@ -158,7 +158,7 @@ def temporal(unit: Float[Tensor, "visual dim"], grid: Int[Tensor, "visual 4"]) -
     """
     if not len(grid):
         return torch.zeros(0, device=grid.device)
-    key, order = torch.sort(time_ordered_keys(grid))
+    key, order = torch.sort(time_ordered_numbers(grid))
     # Consecutive keys are the same cell in consecutive frames.
     follows = (key[1:] == key[:-1] + 1).nonzero().squeeze(-1)
     before, after = order[follows], order[follows + 1]
@@ -225,7 +225,7 @@ def per_frame(saliency: Float[Tensor, " visual"], grid: Int[Tensor, "visual 4"])
     return torch.where(varies, centred / deviation, torch.zeros_like(centred))
 
 
-def time_ordered_keys(grid: Int[Tensor, "visual 4"]) -> Int[Tensor, " visual"]:
+def time_ordered_numbers(grid: Int[Tensor, "visual 4"]) -> Int[Tensor, " visual"]:
     """Returns a number per token that sorts by medium and cell, then by t.
 
     Consecutive numbers are one cell in consecutive frames. Between the last frame of a cell and the

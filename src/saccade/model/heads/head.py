@@ -143,7 +143,7 @@ class Head(Backbone):
         """
         if self.module.reads_media_rows:
             return prompt.embeds[rows + 1].to(self.device)
-        return self.embed(prompt.context[rows + 1])
+        return self.embed(prompt.full_ids[rows + 1])
 
     def shares_rows_with(self, target: Backbone) -> bool:
         return self.target.shares_rows_with(target)
@@ -364,7 +364,7 @@ def _eagle3_layers(target: Backbone, settings: dict[str, Any]) -> tuple[int, ...
 
 def check_target(target: Backbone, settings: Mapping[str, Any], name: str) -> None:
     """Raises ModelError where a head's config declares another target than this one."""
-    if (problem := find_other_target(settings, target.model.config, name)) is not None:
+    if (problem := describe_other_target(settings, target.model.config, name)) is not None:
         raise ModelError(problem)
 
 
@@ -392,7 +392,7 @@ def check_layers(
         )
 
 
-def find_other_target(settings: Mapping[str, Any], config: Any, name: str) -> str | None:
+def describe_other_target(settings: Mapping[str, Any], config: Any, name: str) -> str | None:
     """Returns the sentence of an error if a head's config declares another target; None if not.
 
     ``settings`` are the entries of the head's config.json, and ``config`` is the target's config.

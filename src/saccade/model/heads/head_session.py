@@ -133,10 +133,10 @@ class HeadSession(Session):
         full_prompt = prefill.prompt
         # The prompt's last token has no row yet, because the token after it is not known.
         row_count = len(full_prompt) - 1
-        rows = prompt.index[prompt.index < row_count]
+        rows = prompt.places[prompt.places < row_count]
         request = self.requests[number] = self.request_kind(
             self.new_cache(len(rows) + self._room),
-            full_prompt.context.tolist(),
+            full_prompt.full_ids.tolist(),
             full_prompt.next_position,
             noise_number=number,
             target_cache=prefill.cache,
@@ -204,13 +204,13 @@ class HeadSession(Session):
         # the next score, as after a commit.
         length = context + 2
         prompt = Prompt(
-            context=torch.zeros(length, dtype=torch.long, device=head.device),
+            full_ids=torch.zeros(length, dtype=torch.long, device=head.device),
             embeds=torch.empty(length, 0, device=head.device),
             positions=torch.arange(length, device=head.device).expand(target.axes, -1),
             visual=torch.zeros(length, dtype=torch.bool, device=head.device),
             fixed=torch.zeros(length, dtype=torch.bool, device=head.device),
             grid=torch.zeros(0, 4, dtype=torch.long, device=head.device),
-            index=torch.arange(length, device=head.device),
+            places=torch.arange(length, device=head.device),
             next_position=length,
         )
         target_cache = Cache([], 1)  # It needs no keys, because a head reads only hidden states.
@@ -218,7 +218,7 @@ class HeadSession(Session):
         target_cache.hidden.read(slice(None)).fill_(1)
         self.requests[number] = self.request_kind(
             self._filled_cache(context, room),
-            prompt.context.tolist(),
+            prompt.full_ids.tolist(),
             prompt.next_position,
             target_cache=target_cache,
             prompt=prompt,

@@ -187,7 +187,7 @@ def _as_product(product: FewBitProduct, gated: bool) -> Product:
     ``gated`` says whether the first half of the outputs gates the second.
     """
     plain = Product(
-        few_bits.prepared_by(product, gated), product.multiply, supports=product.supports
+        few_bits.weight_preparer(product, gated), product.multiply, supports=product.supports
     )
     return _with_silu_gate(plain) if gated and not product.gates else plain
 

@@ -137,13 +137,15 @@ class MassRecorder:
         """``rows`` are the rows' numbers in the prompt, in order. ``stop`` is where their chunk
         ends in it, exclusive."""
         self._rows, self._columns, self._mass = rows, columns.contiguous(), mass
-        self.last = stop - int(rows[0])
+        self.rows_to_chunk_end = stop - int(rows[0])
         """The number of rows from the first recorded one to the chunk's end."""
-        self._queries = RowQueries(self.last)
+        self._queries = RowQueries(self.rows_to_chunk_end)
         self._recording_kernels: list[Callable[..., Queries]] = []  # By layer, or empty.
         # The kernel can record only rows that follow one another up to the chunk's end.
-        if self.last == len(rows):
-            outputs = (compiled.MassOutput.of(self.last, self._columns, each) for each in mass)
+        if self.rows_to_chunk_end == len(rows):
+            outputs = (
+                compiled.MassOutput.of(self.rows_to_chunk_end, self._columns, each) for each in mass
+            )
             self._recording_kernels = [
                 partial(compiled.attend, mass_output=each) for each in outputs
             ]

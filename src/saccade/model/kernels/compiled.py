@@ -49,7 +49,7 @@ PRODUCT_ARGUMENTS = struct.Struct("4P6n")  # The layout of `product` in kernels.
 CODED_ARGUMENTS = struct.Struct("4P8n")  # The layout of `coded_product` in kernels.c.
 # A panel of a weight of few bits has this many outputs, which are two tiles. In kernels.c a unit is
 # the part of a product that a thread computes as one task.
-OUTPUTS_PER_UNIT = 32
+OUTPUTS_PER_PANEL = 32
 CODE_BLOCK = 32  # Inputs of a rounded weight that share a scale.
 TILE_ROWS = 16  # Outputs of a tile of weights.
 TILE_INPUTS = 32  # Inputs of a tile of weights in bf16.

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from saccade.core.errors import OptionError, suggest
 from saccade.model.kernels import compiled
-from saccade.model.kernels.compiled import CODE_BLOCK, OUTPUTS_PER_UNIT
+from saccade.model.kernels.compiled import CODE_BLOCK, OUTPUTS_PER_PANEL
 
 ROWS_AT_ONCE = 4096  # Rows of a weight that are rounded at once, which bounds the memory for it.
 TORCH_OUTPUTS = 64  # Torch's 4-bit product takes multiples of so many outputs.
@@ -156,7 +156,7 @@ def _round(weight: Float[Tensor, "out into"], rounding: Rounding) -> tuple[Tenso
 class CodedPanels(NamedTuple):
     """A rounded weight in the layout that :func:`compiled.multiply_coded` reads.
 
-    A panel has ``OUTPUTS_PER_UNIT`` outputs, and a block has ``CODE_BLOCK`` inputs of each. The
+    A panel has ``OUTPUTS_PER_PANEL`` outputs, and a block has ``CODE_BLOCK`` inputs of each. The
     bytes of a block are the scales of the outputs in fp16, and then the codes: four inputs of the
     first output, the same four of the second, and so on, then the next four inputs of each.
     """
@@ -176,7 +176,7 @@ class CodedPanels(NamedTuple):
         """
         codes = Codes.of(weight, rounding)
         parts = 2 if gated else 1
-        outputs_per_part = OUTPUTS_PER_UNIT // parts
+        outputs_per_part = OUTPUTS_PER_PANEL // parts
         panels = [
             torch.cat([_in_panels(part, outputs_per_part) for part in numbers.chunk(parts)], 1)
             for numbers in (codes.codes, codes.scales)
@@ -185,7 +185,7 @@ class CodedPanels(NamedTuple):
         count, blocks = len(code_panels), scales.shape[2]
         # From [panel, output, block, quad, input of the quad] to [panel, block, quad, output, input
         # of the quad].
-        quads = code_panels.view(count, OUTPUTS_PER_UNIT, blocks, CODE_BLOCK // 4, 4)
+        quads = code_panels.view(count, OUTPUTS_PER_PANEL, blocks, CODE_BLOCK // 4, 4)
         quads = quads.permute(0, 2, 3, 1, 4)
         if rounding.bits == 4:
             # A byte has a code of the block's first half of inputs in its low bits, and one of the
@@ -388,7 +388,7 @@ def few_bit_products(rounding: Rounding) -> dict[str, FewBitProduct]:
     }
 
 
-def prepared_by(product: FewBitProduct, gated: bool) -> Callable[[Tensor], Any]:
+def weight_preparer(product: FewBitProduct, gated: bool) -> Callable[[Tensor], Any]:
     """Returns the function that prepares a weight for a product."""
     return partial(_prepare, product, gated)
 

@@ -145,7 +145,7 @@ class Conversations(Dataset[dict[str, Tensor]]):
     A conversation that is too long for the draft loses its last turns. One whose first question
     alone is too long is replaced by the next one that fits, which comes again at its own place.
     There are ``count`` batches of ``batch`` conversations each. Of the visual tokens of each
-    conversation a random share, at most ``drop``, is hidden from the draft.
+    conversation a random share, at most ``max_drop``, is hidden from the draft.
     """
 
     def __init__(
@@ -156,10 +156,10 @@ class Conversations(Dataset[dict[str, Tensor]]):
         *,
         count: int,
         batch: int,
-        drop: float,
+        max_drop: float,
     ) -> None:
         self._loaded, self._conversations, self._seed = loaded, conversations, seed
-        self._count, self._batch, self._drop = count, batch, drop
+        self._count, self._batch, self._max_drop = count, batch, max_drop
 
     def __len__(self) -> int:
         return self._count
@@ -175,19 +175,21 @@ class Conversations(Dataset[dict[str, Tensor]]):
             epoch, offset = divmod(position + skipped, total)
             order = np.random.default_rng([*self._seed, epoch]).permutation(total)
             conversation = self._conversations[int(order[offset])]
-            if (sample := training_sample(self._loaded, conversation, rng, self._drop)) is not None:
+            if (
+                sample := training_sample(self._loaded, conversation, rng, self._max_drop)
+            ) is not None:
                 return sample
             log.warning("conversation %s is too long for the draft: passed over", conversation.id)
         raise OptionError(f"every conversation is too long for {self._loaded.name}")
 
 
 def training_sample(
-    loaded: Loaded, conversation: LlavaConversation, rng: np.random.Generator, drop: float
+    loaded: Loaded, conversation: LlavaConversation, rng: np.random.Generator, max_drop: float
 ) -> dict[str, Tensor] | None:
     """Returns a conversation as a model reads it, with the tokens of every answer as labels.
 
-    ``drop`` is the largest share of visual tokens that may be hidden from the draft. Returns None
-    where the first question leaves no room for an answer.
+    ``max_drop`` is the largest share of visual tokens that may be hidden from the draft. Returns
+    None where the first question leaves no room for an answer.
     """
     name, processor, eos = loaded.name, loaded.processor, loaded.tokenizer.eos_token_id
     images = [media.read_image(path) for path in conversation.images]
@@ -215,7 +217,7 @@ def training_sample(
     else:
         return None
     answer_ids = answer_ids[:room]
-    sample = append_answer(inputs, answer_ids, draw_kept_mask(loaded, inputs, rng, drop))
+    sample = append_answer(inputs, answer_ids, draw_kept_mask(loaded, inputs, rng, max_drop))
     # So far the labels are those of the last answer. Those of the answers in the prompt are added.
     ids, labels = sample["input_ids"][0], sample["labels"][0]
     prompt_ids = ids[: -len(answer_ids)]

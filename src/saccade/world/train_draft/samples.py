@@ -120,14 +120,14 @@ class Samples(Dataset):
         *,
         count: int,
         batch: int,
-        drop: float,
+        max_drop: float,
     ) -> None:
         """``seed`` is (the run's seed, the phase's number). There are ``count`` batches of
         ``batch`` samples. The draft does not read a random share of each sample's visual tokens,
-        which is at most ``drop``.
+        which is at most ``max_drop``.
         """
         self._loaded, self._media, self._seed = loaded, list(media), seed
-        self._count, self._batch, self._drop = count, batch, drop
+        self._count, self._batch, self._max_drop = count, batch, max_drop
         shares = np.array([KIND_SHARES[kind] for kind in media])
         self._shares = shares / shares.sum()
 
@@ -153,19 +153,19 @@ class Samples(Dataset):
         history = [(turn.question, turn.answer) for turn in turns[:last]]
         inputs = ask(loaded, turns[last].question, history=history, **media)
         answer_ids = loaded.tokenizer(turns[last].answer, add_special_tokens=False).input_ids
-        kept_mask = draw_kept_mask(loaded, inputs, rng, self._drop)
+        kept_mask = draw_kept_mask(loaded, inputs, rng, self._max_drop)
         return append_answer(inputs, [*answer_ids, loaded.tokenizer.eos_token_id], kept_mask)
 
 
 def draw_kept_mask(
-    loaded: Loaded, inputs: Mapping[str, Any], rng: np.random.Generator, drop: float
+    loaded: Loaded, inputs: Mapping[str, Any], rng: np.random.Generator, max_drop: float
 ) -> Bool[Tensor, "1 len"]:
     """Draws which tokens of the prompt the draft reads: all text, and the visual tokens except for
-    a random share of them, which is at most ``drop``."""
+    a random share of them, which is at most ``max_drop``."""
     visual = torch.isin(inputs["input_ids"], torch.tensor(sorted(loaded.backbone.placeholders)))
     kept_mask = ~visual
     visual_count = int(visual.sum())
-    drop_count = round(rng.uniform(0, drop) * visual_count)
+    drop_count = round(rng.uniform(0, max_drop) * visual_count)
     # The visual tokens are numbered in random order, and those with the first numbers are dropped.
     kept_mask[visual] = torch.from_numpy(rng.permutation(visual_count) >= drop_count)
     return kept_mask

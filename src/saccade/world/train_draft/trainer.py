@@ -269,7 +269,7 @@ def dataset(phase_run: PhaseRun, draft: Loaded) -> Dataset[Any]:
     """Returns the batches of a phase, one for each forward: of the run's conversations, or of the
     world's samples if there are none."""
     seed = (phase_run.settings.seed, phase_run.number)
-    drop = phase_run.settings.drop_visual
+    max_drop = phase_run.settings.drop_visual
     count = phase_run.steps * phase_run.batch_size // phase_run.samples_per_forward
     if phase_run.conversations:
         return Conversations(
@@ -278,10 +278,12 @@ def dataset(phase_run: PhaseRun, draft: Loaded) -> Dataset[Any]:
             seed,
             count=count,
             batch=phase_run.samples_per_forward,
-            drop=drop,
+            max_drop=max_drop,
         )
     media = readable_kinds(draft, phase_run.phase.media)
-    return Samples(draft, media, seed, count=count, batch=phase_run.samples_per_forward, drop=drop)
+    return Samples(
+        draft, media, seed, count=count, batch=phase_run.samples_per_forward, max_drop=max_drop
+    )
 
 
 def _optimizer(model: nn.Module, trained: Mapping[str, Part], phase: Phase, args: Any) -> Any:
