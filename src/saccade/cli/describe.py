@@ -82,7 +82,8 @@ def describe(
     prompt = command_options.resolve_question(question, prompt)
     if tp and method is None:
         # The default method measures costs, which would differ between the processes. ``specvlm``
-        # needs a draft model, ``std`` does not.
+        # needs a draft model. The embedded target, which is the default, is loaded with one. By
+        # ``std`` (Sparse-to-Dense) the target drafts for itself.
         method = "specvlm" if models.draft or models.target in (None, EMBEDDED_TARGET) else "std"
     settings = run_setup.resolve_settings(models, loading, method)
     detail = output_detail(as_json, quiet)

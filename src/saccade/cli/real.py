@@ -46,10 +46,11 @@ def real_make(which: Which = Weights.smollm2, as_json: Json = False) -> None:
         Weights.smollm2: {"target": weights.SMOLLM2},
         Weights.coder: {"target": weights.CODER_TARGET, "draft": weights.CODER_DRAFT},
     }[which]
-    with progress_line("making the checkpoints") as tell:
+    with progress_line("making the checkpoints") as show_line:
 
         def show_progress(line: str) -> None:
-            tell(line, False)  # None of the lines is marked as the last one.
+            is_last = False  # No line is marked as the last one.
+            show_line(line, is_last)
 
         folders = {
             role: str(weights.make_checkpoint(model, show_progress))

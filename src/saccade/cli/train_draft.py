@@ -28,13 +28,14 @@ def train_draft(
     prepare(threads, verbose)
     from saccade.world.train_draft import run
 
-    with progress_line("loading the models", quiet=as_json) as say:
+    with progress_line("loading the models", quiet=as_json) as show_line:
 
-        def tell(phase: str, done: int, total: int, loss: float | None) -> None:
+        def show_progress(phase: str, done: int, total: int, loss: float | None) -> None:
             stage = phase if loss is None else f"{phase}, loss {loss:.3f}"
-            say(f"{stage}: {done} of {total} samples", done == total)
+            is_last = done == total  # The last line of a phase is never left out of a log.
+            show_line(f"{stage}: {done} of {total} samples", is_last)
 
-        report = run.train_draft(out_dir, settings, resume=resume, on_progress=tell)
+        report = run.train_draft(out_dir, settings, resume=resume, on_progress=show_progress)
     if as_json:
         typer.echo(json.dumps(report))
         return

@@ -75,9 +75,9 @@ PENALTIES = ("presence_penalty", "frequency_penalty")
 NON_GENERATION_ARGUMENTS = RequestArguments.__annotations__.keys() - Settings.__annotations__.keys()
 # Arguments that are not inputs of the model. The signature of ``saccade.generate`` names each of
 # them, because transformers passes to a ``custom_generate`` function only those that the function
-# names. Transformers refuses all others, or takes them as settings of its own. If it took
-# ``stop_strings``, it would make a stopping criterion of them, and that would fail: the criterion
-# needs the tokenizer, but transformers drops ``tokenizer=`` where the function is a custom one.
+# names. Transformers refuses all others, or takes them as settings of its own. For example, it
+# would make a stopping criterion of ``stop_strings``. That would fail, because the criterion needs
+# the tokenizer, and transformers drops ``tokenizer=`` where the function is a custom one.
 CALL_ARGUMENTS = {*NON_GENERATION_ARGUMENTS, "stop_strings"}
 
 
@@ -386,7 +386,7 @@ class Request:
         tokens, fixed_bytes = 0, 0
         for request in (self, *others):
             tokens += request.reserved_tokens()
-            # The bytes of a token are the same for every request.
+            # Every request has the same ``token_bytes``, so those of the last one are used below.
             token_bytes, own_fixed_bytes = request._bytes(target, hidden_layers, keeps_all_keys)
             fixed_bytes += own_fixed_bytes
         unused = unused_bytes(target)

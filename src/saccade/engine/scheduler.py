@@ -256,6 +256,10 @@ class Scheduler:
         """Runs a round of all these requests in one forward of the target."""
 
         def give_up(trees: Mapping[int, Tree], error: Exception) -> None:
+            """Ends the drafting of the requests for whose drafts there was no memory.
+
+            ``MemoryGuard`` calls this, and then scores the round without drafts.
+            """
             for number, tree in trees.items():
                 if len(tree):  # A request without a draft in this round took no memory for one.
                     live[number].batch.drafter.give_up(NO_MEMORY_REASON, error)

@@ -22,7 +22,7 @@ def step_scope(target: Backbone, recipe: Recipe, exact: bool) -> Iterator[None]:
 
     The number of threads is limited only where the target is on a CPU, and even there it is left
     alone in two cases. With ``exact=True`` the answer may depend on it. And a draft in a process of
-    its own divides the threads with the target by itself.
+    its own divides the threads between itself and the target in its own way (``sharing_threads``).
     """
     with cpu_by_default():
         if target.device.type != "cpu" or exact or recipe.drafts_beside_target:

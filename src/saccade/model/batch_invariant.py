@@ -113,13 +113,15 @@ class BatchInvariantStep(Step):
     """
 
     def __init__(self, segment: Segment, last: Int[Tensor, " rows"] | None = None) -> None:
-        # The base class is not initialised, because it would make a mask as wide as the cache. Its
-        # ``__call__`` calls a kernel with a mask: the pair in ``_kernels``, or the pair that
-        # ``_choose`` returns where only the last row attends. In both pairs here the kernel is
-        # attend_in_order, and in the place of a mask it gets the last key that each row sees.
+        # The base class is not initialised, because it would make a mask as wide as the cache. So
+        # the attributes that its ``__call__`` reads are set here. It calls a kernel with a mask,
+        # and takes both from ``_kernels``, which has a pair for each segment. Where only the last
+        # row attends, it takes the pair that ``_choose(segment, 1)`` returns. Here the kernel is
+        # always attend_in_order, which gets the last key that each row sees in place of a mask.
         end = segment.end_key
         last_keys = torch.arange(segment.first_key, end) if last is None else last
-        self.segments, self.calls = [segment], 0
+        self.segments = [segment]
+        self.calls = 0  # How often layers have called this step.
         self._choose = lambda segment, new: (attend_in_order, last_keys[-new:])
         self._kernels = [(attend_in_order, last_keys)]
         segment.cache.reserve(end)
@@ -130,20 +132,24 @@ def attend_in_order(
 ) -> Queries:
     """Returns softmax attention in fp32, whose sums over keys go block by block from key 0 on.
 
-    ``last`` has the last key that each row sees. It is one of the ``new`` newest keys, or the key
-    right before them for a row that sees none of them. Later keys add exactly 0 to the row's sums,
-    so blocks of them change no bit.
+    The newest keys are the last ``new`` ones, as many as there are rows. ``last`` has the last key
+    that each row sees: one of the newest keys, or the key right before them if the row sees none of
+    them. Later keys add exactly 0 to the row's sums, so blocks of them change no bit.
     """
     heads, new, width = q.shape
     kv_heads, key_count, _ = k.shape
     grouped = (q.reshape(kv_heads, -1, width).float() * scale).contiguous()
     starts = range(0, key_count, BLOCK)
     column = torch.arange(BLOCK, device=q.device)
-    # Only blocks that reach the newest keys need a mask. Every row sees all keys of earlier blocks.
-    hidden_keys = (
-        column + start > last[:, None] if start + BLOCK > key_count - new else None
-        for start in starts
-    )
+
+    def hidden_keys_of(start: int) -> Bool[Tensor, "new block"] | None:
+        """Returns the mask of the block that begins at a key; None if it ends before the newest
+        keys, because every row sees all of it then."""
+        if start + BLOCK <= key_count - new:
+            return None
+        return column + start > last[:, None]
+
+    hidden_keys = (hidden_keys_of(start) for start in starts)
     keys, values = (_block(k, start) for start in starts), (_block(v, start) for start in starts)
     return _add_blocks(grouped, keys, values, hidden_keys, new).view(heads, new, width).to(q.dtype)
 
@@ -218,7 +224,7 @@ class BatchInvariantAttention(AttentionKind):
         # place, and _attend_by_blocks replaces it by zeros.
         block_rows = (base[:, None] + column).clamp_(max=pool.rows - 1)
         past_last_row = (column > places[0, -1])[..., None]
-        hidden_keys = column.view(-1, 1, BLOCK) > places[0][:, None]
+        hidden_keys = column > places[0][:, None]
         new_rows = (base[:, None] + places).flatten()
         return partial(_attend_by_blocks, pool, new_rows, block_rows, past_last_row, hidden_keys)
 

@@ -49,8 +49,9 @@ GRACE_SECONDS = 1.0
 class CompletionHandler:
     """Answers one HTTP request: reserves slots, queues an engine request per answer, responds.
 
-    A slot is a place for one answer in the queue, from its admission to its end. All slots of a
-    request are reserved first, so that a full server refuses it before its media are read.
+    A slot is a place for one answer in the queue, which the answer holds from its admission to its
+    end. All slots of a request are reserved first, so that a full server refuses it before its
+    media are read.
 
     A class for another API overrides `end_of_stream`, `_complete`, `_chunks`, `_event` and
     `_failure`.
@@ -232,8 +233,9 @@ class CompletionHandler:
                 pending[index] += event.logprobs
             else:
                 bodies = stream.write(detokenizers[index].finish(event.text or ""))
-                final_bodies, last_body, reason = stream.end(event)
-                bodies += final_bodies
+                # The last body goes with the finish reason, after all that was not sent before.
+                unsent_bodies, last_body, reason = stream.end(event)
+                bodies += unsent_bodies
             for body in bodies:
                 yield self._chunk(index, body, pending[index])
                 pending[index] = []

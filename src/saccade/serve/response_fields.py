@@ -33,8 +33,8 @@ def token_logprobs(round: Round, top_count: int) -> list[TokenLogprobs]:
     verified it."""
     entries = []
     # Each token was judged by the scores at the node before it, the first one by those at the root.
-    # There is one node more than tokens where the target adds no token of its own, for example
-    # because a stop has cut the round. The scores at the last node then judged none.
+    # Where the target adds no token of its own, for example because a stop has cut the round, no
+    # token comes after the last node. So there is one node more than tokens, and zip leaves it out.
     for token, node in zip(round.emitted, (ROOT, *round.verdict.path), strict=False):
         logprobs = round.p.raw_logits(node).float().log_softmax(-1)
         best = logprobs.topk(min(top_count, len(logprobs)))

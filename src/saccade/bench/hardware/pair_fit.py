@@ -95,7 +95,8 @@ class Diagnosis:
     # target alone it is 1. Where the two are on devices of two kinds, it does not say how long the
     # draft's step takes compared with the target's.
     ratio: float
-    # Empty without a draft, with problems, and where the two are on devices of two kinds.
+    # Empty where nothing drafts, where a problem was found before the memory was checked, and where
+    # the two are on devices of two kinds.
     outlook: tuple[Outlook, ...]
     problems: tuple[str, ...]  # Why the two cannot work together or do not fit.
     notes: tuple[str, ...]  # What else is true of the two, in sentences.

@@ -113,6 +113,7 @@ def confidence(scores: Scores, node: int, law: Law | None) -> float:
     """
     if isinstance(law, Tensor):
         return float(law.square().sum())
+    # The forward may have computed the likeliest token and its probability already.
     computed = scores.computed_top(node)
     if computed is not None and law in (None, computed.token):
         return computed.probability

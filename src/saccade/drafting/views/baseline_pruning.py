@@ -153,11 +153,14 @@ class Merged(View):
 class Pooled(View):
     """TABED's P: 2x2 average pooling of each frame; blocks at the edges have fewer members.
 
-    With ``before_projector`` the rows are pooled *before* the projector, as in the paper. All rows
-    of the prompt, text included, are then at the positions 0, 1, 2 and so on. Without it, or where
-    a prompt has no such rows (Qwen's merger joins 2x2 patches there already), the language model's
-    rows are pooled *after* the projector, and each has the position of its block's top-left member.
-    Tokens whose grid has a single row are pooled in pairs.
+    With ``before_projector`` the rows are those that were averaged *before* the projector when the
+    prompt was read (``Media.averaged_rows``), as in the paper. All rows of the prompt, text
+    included, are then at the positions 0, 1, 2 and so on.
+
+    Without it, the language model's rows are pooled *after* the projector, and each has the
+    position of its block's top-left member. The same happens where a prompt has no averaged rows,
+    as with Qwen, whose merger joins 2x2 patches already. Tokens whose grid has a single row are
+    pooled in pairs.
     """
 
     keep: ClassVar[float] = 0.25  # approximately, since smaller blocks at the edges leave more
@@ -177,7 +180,8 @@ class Pooled(View):
         if not prompt.visual_tokens:
             return prompt
         if self.before_projector and prompt.media.averaged_rows is not None:
-            # The rows of a block are equal already, so their average is the pooled row.
+            # Each member of a block has the block's average in ``averaged_rows``. Pooling these
+            # equal rows leaves one of them for each block.
             embeds = prompt.embeds.clone()
             embeds[prompt.visual] = prompt.media.averaged_rows
             pooled_media = replace(prompt.media, averaged_rows=None)

@@ -80,7 +80,7 @@ class BlockSession(HeadSession):
     def score_batches(
         batches: Sequence[tuple[Session, Mapping[int, Tree]]],
     ) -> list[dict[int, Scores]]:
-        """Does what :func:`saccade.model.session.score_together` does.
+        """Returns each session's scores of its trees. All sessions are of the same head.
 
         First the keys of newly committed text are written. Then one forward computes the blocks of
         the requests whose text has grown since their last block.

@@ -56,10 +56,11 @@ class BlockVisibility:
 
     def segment(self, cache: Cache, start: int, stop: int) -> Segment:
         """Returns the rows ``start:stop`` of a forward as a block after all that is in a cache."""
-        # In a forward a window measures the distance of committed rows by their places in the text,
-        # and that of other rows along the paths of a tree. The rows of a block follow each other in
-        # the text, so in layers with a window they are passed as committed. All the same none stays
-        # in the cache, because ``draft_blocks`` never advances it.
+        # The rows are passed as committed for the sake of windows. A window measures how far apart
+        # committed rows are by their places in the text, and other rows along the paths of a tree.
+        # The rows of a block follow each other in the text. Without a window it makes no difference
+        # whether rows are committed. None of them stays in the cache, because ``draft_blocks``
+        # never advances it.
         rows, at = stop - start, cache.length
         if self.is_causal:
             return Segment(cache, start, stop, at, committed_rows=rows)
@@ -82,9 +83,9 @@ class BlockSettings:
     mask_id: int  # The token that fills a block after the last token of the text.
     size: int  # Rows of a block, the last token's included.
     first_row: int
-    """The row that predicts the token after the text. It is 1, the first mask's, where each row
-    predicts the token at its own place. It is 0, the last token's, where each row predicts the
-    token after it."""
+    """The row of a block that predicts the token after the text. Row 0 is the text's last token,
+    and row 1 the first mask. It is row 1 where each row predicts the token at its own place, and
+    row 0 where each predicts the token after it."""
     visibilities: tuple[BlockVisibility, ...]  # Of each layer.
     embedding_scale: float = 1.0  # A factor of the embeddings of a block's tokens.
     logit_scale: float = 1.0  # A factor of the logits.
@@ -104,9 +105,9 @@ class BlockSettings:
                     f"{name} is a later kind of DFlash head, with {unknown}, that Saccade does not "
                     "know: choose a DFlash head without it, or another draft"
                 )
-        # The number of a hidden state is that of the layer that reads it. It is the same in
-        # speculators' aux_hidden_state_layer_ids. In target_layer_ids it is that of the layer that
-        # returns the state, which comes one earlier.
+        # ``hidden_layers`` numbers a hidden state by the layer that reads it, and so does
+        # speculators' aux_hidden_state_layer_ids. target_layer_ids numbers it by the layer that
+        # returns it, which is one less.
         returning_layers = entries.get("target_layer_ids")
         if returning_layers is not None:
             hidden_layers = tuple(int(layer) + 1 for layer in returning_layers)

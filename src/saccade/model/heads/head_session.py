@@ -38,7 +38,8 @@ class HeadRequest(RequestState):
     prompt: Prompt | None = None  # the whole prompt, not the part that a view chose
     read_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
     """Rows of the prompt that the view kept. They have keys."""
-    read_length: int = 0  # The first so many prompt rows have keys or were left out by the view.
+    read_length: int = 0
+    """How many rows at the prompt's start were read: each has keys or was left out by the view."""
     root_output: Tensor | None = None  # the head's output in the last row of the text
     node_outputs: list[Tensor] = field(default_factory=list)  # the head's output in each node's row
 

@@ -69,7 +69,7 @@ class Kernels:
         # The heads of a group share a key head, so each row has several queries for it.
         queries = rows * self.heads // self.kv_heads
         blocks = -(-queries // self.triton.row_block(queries))  # This rounds up.
-        # A split of a request's keys is read by one program for each key head and block of queries.
+        # Without splits there would be one program for each request, key head and block of queries.
         programs = requests * self.kv_heads * blocks
         splits: int = self.triton.splits_for(programs, processor_count(self.device))
         return splits
@@ -159,15 +159,24 @@ class FewRowAttention:
         norms: Norms | None,
         eps: float,
     ) -> Float[Tensor, "row out"]:
-        kernels, (requests, rows) = self.kernels, self.cache_rows.shape
-        caches = self.keys[layer], self.values[layer], self.caches
+        kernels = self.kernels
+        requests, rows = self.cache_rows.shape
+        keys, values, caches = self.keys[layer], self.values[layer], self.caches
         queries = kernels.triton.rotate_and_write(
-            q, k, v, *caches, self.cache_rows.flatten(), rotation, norms, eps
+            q, k, v, keys, values, caches, self.cache_rows.flatten(), rotation, norms, eps
         )
         mask = self.visible.view(torch.uint8).flatten(0, 1)
         splits = kernels.splits(requests, rows)
         out: Tensor = kernels.triton.attend(
-            queries, *caches, mask, kernels.kv_heads, splits, scale, stages=kernels.stages
+            queries,
+            keys,
+            values,
+            caches,
+            mask,
+            kernels.kv_heads,
+            splits,
+            scale,
+            stages=kernels.stages,
         )
         return out
 
@@ -360,7 +369,7 @@ def _rotate(x: Tensor, rotation: Rotation) -> Tensor:
 
 
 def example_rotation_and_norms(trial: Trial) -> tuple[Rotation, Norms]:
-    """Returns a rotation for a trial's rows and weights of norms, whose numbers all differ."""
+    """Returns a rotation for the rows of a trial, and weights for the norms of queries and keys."""
     count, width = len(trial.qkv), trial.attention.kernels.head_dim
     angle = torch.arange(count)[:, None] * torch.linspace(0.1, 1, width)
     norms = torch.linspace(0.5, 1.5, width), torch.linspace(1.4, 0.6, width)
