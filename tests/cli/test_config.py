@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -100,6 +101,29 @@ def test_a_rounding_in_the_file_is_that_of_its_models(tmp_path: Path) -> None:
         )
     ]
     assert roundings == ["int4", "int8", None]
+
+
+@pytest.mark.parametrize(
+    ("entries", "method"),
+    [
+        ({}, "specvlm"),
+        ({"target": "org/model"}, "std"),
+        ({"target": "org/model", "draft": "org/small"}, "specvlm"),
+        ({"target": "org/model", "method": "sd"}, "sd"),
+    ],
+)
+def test_a_split_target_s_method_fits_the_models_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entries: dict[str, str], method: str
+) -> None:
+    """Claim: without a method on the command line a target split over processes is answered by the
+    file's, and without one there by a method that the file's models can run and that times
+    nothing. Fails where the method is chosen before the file is read."""
+    monkeypatch.setattr(run_setup, "check_checkpoints", lambda *names: None)
+    path = tmp_path / "saccade.yaml"
+    path.write_text(json.dumps(entries))
+    models = ModelOptions(config=path)
+    settings = run_setup.resolve_settings(models, LoadOptions(), tp=True)
+    assert settings.method == method
 
 
 def test_the_file_says_what_it_is_for_a_person(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 import saccade
 from lab.checkpoints import heads, make
 from saccade.inputs import head_checkpoints, loading
+from saccade.model.heads.dflash import BlockSettings
 
 ANSWER: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
 
@@ -82,6 +83,26 @@ def test_blocks_are_those_of_transformers_own_class():
         emitted += len(round.emitted)
     assert emitted == 24 and drafted > 20
     assert text.shape[1] + emitted > 2 * heads.DFLASH_WINDOW
+
+
+@pytest.mark.parametrize(
+    ("entries", "causal"),
+    [
+        ({}, [False, True]),
+        ({"sliding_window_non_causal": False}, [False, True]),
+        ({"sliding_window_non_causal": True}, [False, False]),
+        ({"is_causal": True}, [True, True]),
+        ({"dflash_config": {"causal": False}}, [False, False]),
+    ],
+)
+def test_which_layers_are_causal(entries: dict[str, Any], causal: list[bool]):
+    """Claim: as in the training code of the package speculators, its setting is about layers with a
+    window alone, and a layer without one is never causal; z-lab's setting is about all layers."""
+    kinds = ["full_attention", "sliding_attention"]
+    settings = {**entries, "layer_types": kinds, "sliding_window": 24, "mask_token_id": 1}
+    layers = transformers.Qwen3Config(num_hidden_layers=2, layer_types=kinds)
+    read = BlockSettings.read({**settings, "target_layer_ids": [0]}, layers, "a head")
+    assert [each.is_causal for each in read.visibilities] == causal
 
 
 @pytest.mark.representatives(1)

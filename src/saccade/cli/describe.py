@@ -32,7 +32,6 @@ from saccade.cli.terminal import (
 )
 from saccade.core.answer_text import TextDecoder
 from saccade.core.errors import INVALID_LOGITS_MESSAGE, ModelError, OptionError
-from saccade.inputs.checkpoints import EMBEDDED_TARGET
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -80,12 +79,7 @@ def describe(
     """
     video, question = command_options.split_arguments(video, question, bool(document))
     prompt = command_options.resolve_question(question, prompt)
-    if tp and method is None:
-        # The default method measures costs, which would differ between the processes. ``specvlm``
-        # needs a draft model. The embedded target, which is the default, is loaded with one. By
-        # ``std`` (Sparse-to-Dense) the target drafts for itself.
-        method = "specvlm" if models.draft or models.target in (None, EMBEDDED_TARGET) else "std"
-    settings = run_setup.resolve_settings(models, loading, method)
+    settings = run_setup.resolve_settings(models, loading, method, tp=tp)
     detail = output_detail(as_json, quiet)
     if tp:
         _prepare_process(video or "", exact)

@@ -44,9 +44,9 @@ class RunSettings(checkpoints.ModelsAndMethod):
 
 
 def resolve_settings(
-    models: ModelOptions, loading: LoadOptions, method: str | None = None
+    models: ModelOptions, loading: LoadOptions, method: str | None = None, *, tp: bool = False
 ) -> RunSettings:
-    """Returns the settings of a run.
+    """Returns the settings of a run. ``tp`` says whether the target is split over processes.
 
     An option of the command line comes before one of the config file, which comes before the
     default. Raises MethodError or ModelError for a method or checkpoint that does not exist.
@@ -65,10 +65,13 @@ def resolve_settings(
     load_arguments = loading.load_arguments
     if load_arguments["draft_quantize"] is None and has_target_of_file:
         load_arguments["draft_quantize"] = config.get("draft_quantize")
+    target = config.get("target", EMBEDDED_TARGET) if models.target is None else models.target
+    if method is None:
+        method = config.get("method", _default_method(target, draft, tp=tp))
     settings = RunSettings(
-        target=config.get("target", EMBEDDED_TARGET) if models.target is None else models.target,
+        target=target,
         draft=draft,
-        method=config.get("method", DEFAULT_METHOD) if method is None else method,
+        method=method,
         captioner=models.captioner,
         threads=loading.threads or config.get("threads"),
         load=tuple(load_arguments.items()),
@@ -76,6 +79,16 @@ def resolve_settings(
     check_methods([settings.method])
     check_checkpoints(settings.target, settings.draft)
     return settings
+
+
+def _default_method(target: str, draft: str | None, *, tp: bool) -> str:
+    if not tp:
+        return DEFAULT_METHOD
+    # DEFAULT_METHOD measures costs, which would differ between the processes. ``specvlm`` needs a
+    # draft model, and the embedded target is always loaded with one. By ``std``
+    # (Sparse-to-Dense) the target drafts for itself.
+    has_draft = draft is not None or target == EMBEDDED_TARGET
+    return "specvlm" if has_draft else "std"
 
 
 def check_checkpoints(*names: str | None, weights: bool = True) -> None:

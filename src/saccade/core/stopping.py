@@ -33,9 +33,10 @@ class Stops:
     """Collects the answers of a batch, and cuts each at the first end id, stop string, limit or
     criterion.
 
-    ``conditions`` say what ends an answer, and ``contexts`` the ids of each request's prompt. Stop strings
-    are looked for in the text of the answer (``decode``). A special token may be part of a stop
-    string, so they are also looked for in the text with special tokens (``decode_with_special``).
+    ``conditions`` say what ends an answer, and ``contexts`` are the ids of each request's prompt.
+    Stop strings are looked for in the text of the answer (``decode``). A special token may be part
+    of a stop string, so they are also looked for in the text with special tokens
+    (``decode_with_special``).
     """
 
     def __init__(

@@ -166,7 +166,8 @@ BUGS = (
         """,
         plant="""
             if token in self.conditions.eos or self._contains_stop_string(request):
-                return (count, 'length' if len(answer) >= self.conditions.max_new_tokens else 'stop')
+                is_full = len(answer) >= self.conditions.max_new_tokens
+                return (count, 'length' if is_full else 'stop')
         """,
         tests=(
             "engine/test_where_answers_end.py::test_the_length_limit_and_the_end_give_different_finish_reasons",

@@ -140,12 +140,13 @@ def _read_visibilities(entries: dict[str, Any], layers: Qwen3Config) -> list[Blo
     """Returns what each layer's rows see.
 
     Layers with a window are causal and others are not, unless a config says otherwise: z-lab's by
-    ``is_causal`` or ``causal``, speculators' by ``sliding_window_non_causal``. In transformers' own
-    class of such heads (``muse_glimmer_assistant``) no layer is causal.
+    ``is_causal`` or ``causal`` for all layers, speculators' by ``sliding_window_non_causal`` for
+    layers with a window. In transformers' own class of such heads (``muse_glimmer_assistant``) no
+    layer is causal.
     """
     is_causal = entries.get("is_causal", entries.get("causal"))
-    if is_causal is None and "sliding_window_non_causal" in entries:
-        is_causal = not entries["sliding_window_non_causal"]
+    if is_causal is None and entries.get("sliding_window_non_causal"):
+        is_causal = False
     if is_causal is None and entries.get("model_type") == "muse_glimmer_assistant":
         is_causal = False
     kinds = entries.get("layer_types") or [None] * layers.num_hidden_layers

@@ -123,8 +123,8 @@ class Samples(Dataset):
         max_drop: float,
     ) -> None:
         """``seed`` is (the run's seed, the phase's number). There are ``count`` batches of
-        ``batch`` samples. A random share of each sample's visual tokens, at most ``max_drop``, is not
-        read by the draft.
+        ``batch`` samples. A random share of each sample's visual tokens, at most ``max_drop``, is
+        not read by the draft.
         """
         self._loaded, self._media, self._seed = loaded, list(media), seed
         self._count, self._batch, self._max_drop = count, batch, max_drop
