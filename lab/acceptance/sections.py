@@ -83,8 +83,16 @@ class Sizes:
     prompt: int  # Visual tokens of the prompt whose answers are compared.
 
 
-FULL = Sizes((2048, 12288, 20480), (1, 2, 4, 8, 16, 26, 32, 64), 48, 192, 512)
-SMALL = Sizes((64, 192, 320), (1, 2, 4, 8, 16, 26, 32, 64), 16, 12, 64)
+FULL = Sizes(
+    contexts=(2048, 12288, 20480),
+    rows=(1, 2, 4, 8, 16, 26, 32, 64),
+    tokens=48,
+    long_tokens=192,
+    prompt=512,
+)
+SMALL = Sizes(
+    contexts=(64, 192, 320), rows=(1, 2, 4, 8, 16, 26, 32, 64), tokens=16, long_tokens=12, prompt=64
+)
 
 
 class Acceptance:

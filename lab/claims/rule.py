@@ -210,8 +210,8 @@ def worst_case(unit: Unit, claimed: Claimed, cases: Mapping[str, float]) -> Comp
     return computed(f"worst of {len(cases)} cases, {worst}:", unit, cases[worst])
 
 
-ARITHMETIC = Suites("arithmetic", ("arithmetic",), "", 0)
-NO_RUN = Suites("no run", (), "", 0)
+ARITHMETIC = Suites("arithmetic", ("arithmetic",), visual_tokens="", items=0)
+NO_RUN = Suites("no run", names=(), visual_tokens="", items=0)
 
 
 def judge(

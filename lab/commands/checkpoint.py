@@ -93,7 +93,7 @@ def make_checkpoint(
         raise OptionError("give a folder to write the checkpoint to")
     if hidden % 64:
         raise OptionError(f"--hidden {hidden} must be a multiple of 64, because heads are 32 wide")
-    prepare(None, False)
+    prepare(threads=None, verbose=False)
     from lab.checkpoints import Size, make
 
     path = make(

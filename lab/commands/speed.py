@@ -44,7 +44,7 @@ def speed(
         if path is not None:
             path.write_text(json.dumps(results) + "\n")
 
-    models = run_setup.load_models("shapes", None, quiet=as_json)
+    models = run_setup.load_models("shapes", draft=None, quiet=as_json)
     assert models.draft is not None
     pair = measured.Pair(models.target, models.draft)
     with status("measuring", quiet=as_json) as tell:

@@ -54,7 +54,10 @@ class Reported:
         return self.accepted + 1
 
 
-REPORTED = (Reported("sd-tree", 3.27, 5, 25, 1.0), Reported("specvlm", 3.23, 5, 25, 0.1))
+REPORTED = (
+    Reported("sd-tree", accepted=3.27, levels=5, nodes=25, keep=1.0),
+    Reported("specvlm", accepted=3.23, levels=5, nodes=25, keep=0.1),
+)
 
 
 @dataclass(frozen=True)

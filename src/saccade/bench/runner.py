@@ -341,7 +341,9 @@ class _ItemRun:
         """Returns the fields of the draft's own answer."""
         if self.pair.draft is None:
             raise OptionError(f"{name} needs a draft model: give --draft")
-        config = merge_settings(self.pair.target.backbone.model, None, settings)
+        config = merge_settings(
+            self.pair.target.backbone.model, generation_config=None, settings=settings
+        )
         start = time.perf_counter()
         ids = draft_only.draft_answer(
             self.pair.target,

@@ -211,7 +211,7 @@ def _read_file(
     if command == DOCUMENT:
         return talk.add_document(subjects.read_document(path))
     if subjects.is_text_file(path):
-        new = subjects.Subject(None, (subjects.read_document(path),))
+        new = subjects.Subject(clip=None, documents=(subjects.read_document(path),))
     else:
         clip = run_setup.read_clip(file_name, sampling, quiet=True, warn=warn, target=target)
         new = subjects.Subject(clip)

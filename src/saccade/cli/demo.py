@@ -39,7 +39,7 @@ def demo(
     from saccade.world.demo_clips import demo_clip
 
     clip, description = demo_clip()
-    models = run_setup.load_models(EMBEDDED_TARGET, None, quiet=as_json)
+    models = run_setup.load_models(EMBEDDED_TARGET, draft=None, quiet=as_json)
     methods = ["ar", DEFAULT_METHOD, "specvlm/shape=fit", "hf"]
     comparison = compare_methods(
         models,

@@ -71,7 +71,7 @@ def doctor(
         *(name for name in (target, draft) if name not in CONFIGS), weights=False
     )
     clip = None if video is None else run_setup.read_clip(video, frames.sampling(), quiet=as_json)
-    prepare(None, verbose)
+    prepare(threads=None, verbose=verbose)
     from saccade.bench.hardware.pair_fit import examine
     from saccade.inputs import head_checkpoints, loading, packed_checkpoints, questions
     from saccade.model.kernels.few_bits import rounding_named

@@ -39,7 +39,7 @@ def real_fetch() -> None:
 @real_app.command("make")
 def real_make(which: Which = Weights.smollm2, as_json: Json = False) -> None:
     """Make checkpoints in the user's cache; their folders are printed, for --target and --draft."""
-    prepare(None, verbose=False)
+    prepare(threads=None, verbose=False)
     from saccade.inputs import real_weights as weights
 
     models = {

@@ -235,4 +235,4 @@ def read_subject(
         return subjects.Subject(clip, texts)
     if warn:
         warn_about_training(target)
-    return subjects.Subject(None, texts)
+    return subjects.Subject(clip=None, documents=texts)

@@ -285,8 +285,10 @@ class ForwardTimes(NamedTuple):
     believed ones. Its slope is 0 until forwards of different numbers of rows have been measured.
     """
 
-    plain: FadingMean = FadingMean(0.0, 0.0)  # seconds of a forward of one row
-    draft_forward: FadingMean = FadingMean(0.0, 0.0)  # seconds of a forward of the draft
+    # Seconds of a forward of one row.
+    plain: FadingMean = FadingMean(total=0.0, weight=0.0)
+    # Seconds of a forward of the draft.
+    draft_forward: FadingMean = FadingMean(total=0.0, weight=0.0)
     # Sums over the target's forwards of several rows, in which older forwards count less. With r
     # for the rows of a forward beyond the first, these are the sums of:
     weight: float = 0.0  # 1

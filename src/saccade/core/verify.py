@@ -35,7 +35,7 @@ def verify(tree: Tree, p: Callable[[int], Law | None], noise: Noise) -> Verdict:
     while True:
         law = p(node)
         if law is None:
-            return _verdict(tree, accepted, None, None)
+            return _verdict(tree, accepted, target_token=None, kind=None)
         refused = False
         for sibling, child in enumerate(children(tree, node)):
             x, q = tree.tokens[child], tree.q[child]

@@ -80,7 +80,7 @@ def run_jobs(
         rows_by_id = {row["id"]: row for row in rows if row["id"] in ids}
         todo = {job.id: job for job in jobs if job.id not in rows_by_id}
         errors = sum(row["error"] is not None for row in rows_by_id.values())
-        progress = Progress(len(jobs), len(jobs) - len(todo), errors, 0, 0.0)
+        progress = Progress(len(jobs), len(jobs) - len(todo), errors, fresh=0, seconds=0.0)
         if not todo:
             return progress
         remaining = list(todo.values())

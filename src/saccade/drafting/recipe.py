@@ -163,7 +163,15 @@ def plan(
     works_without_model = Capability.NO_DRAFT_MODEL in shape.offers
     if draft is None and names_draft_model and works_without_model:
         self_recipe = replace(recipe, drafter=SelfDrafter)
-        self_plan = plan(self_recipe, target, None, context, exact, phase, answer)
+        self_plan = plan(
+            self_recipe,
+            target,
+            draft=None,
+            context=context,
+            exact=exact,
+            phase=phase,
+            answer=answer,
+        )
         return self_plan if self_plan.shape.is_expected_to_pay() else _without_drafts(self_plan)
     # The model whose steps cost time, which is the target if it drafts for itself.
     reads_target_keys = Capability.READS_TARGET_PROMPT in recipe.drafter.offers

@@ -29,7 +29,7 @@ from saccade.model.cuda_graphs import capture_new_sizes
 Judgement = tuple[dict[int, Verdict], dict[int, FinishReason | None]]
 """The verdict on each request's tree, and why the request ends, if it does."""
 
-EMPTY_VERDICT = Verdict((), (), None, None)
+EMPTY_VERDICT = Verdict((), (), own=None, kind=None)
 NO_MEMORY_REASON = "the target has no memory to judge what is drafted"
 
 
@@ -65,7 +65,17 @@ def opening_round(target: Scoring, request: int, cut: Cut, first: int = 0) -> Ro
     verdicts, endings = judge(tree, scores, cut)
     verdict, finish = verdicts[request], endings[request]
     target.commit({first + request: verdict.tokens})
-    return Round(request, Tree(), verdict, finish, scores[request], None, 0.0, 0.0, opening=True)
+    return Round(
+        request,
+        Tree(),
+        verdict,
+        finish,
+        p=scores[request],
+        q=None,
+        draft_seconds=0.0,
+        verify_seconds=0.0,
+        opening=True,
+    )
 
 
 def take_turns(
@@ -252,7 +262,7 @@ def shorten(verdict: Verdict, count: int) -> Verdict:
     """Returns the verdict with its first ``count`` tokens only."""
     if count >= len(verdict.tokens):
         return verdict
-    return Verdict(verdict.path[:count], verdict.accepted[:count], None, None)
+    return Verdict(verdict.path[:count], verdict.accepted[:count], own=None, kind=None)
 
 
 def _rounds(

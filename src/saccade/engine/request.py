@@ -176,7 +176,10 @@ class Request:
             frequency_penalty=float(arguments.get("frequency_penalty") or 0.0),
         )
         text_maker = TextMaker(_encoder(tokenizer), arguments.get("captioner"))
-        decode, decode_with_special = _decoder(tokenizer, True), _decoder(tokenizer, False)
+        decode, decode_with_special = (
+            _decoder(tokenizer, skips_special=True),
+            _decoder(tokenizer, skips_special=False),
+        )
         if not arguments.get("skip_special_tokens", True):
             decode = without_end(decode_with_special, ends)
         samples = bool(config.do_sample)
@@ -271,8 +274,8 @@ class Request:
             ],
             replace(limits, stop=stops),
             draft_inputs,
-            _decoder(tokenizer, True),
-            _decoder(tokenizer, False),
+            _decoder(tokenizer, skips_special=True),
+            _decoder(tokenizer, skips_special=False),
             text_maker,
             is_sampled=sampling.sample,
             returned=generation_settings.returned_settings(checked),

@@ -250,8 +250,10 @@ def _unpack_compressed_numbers(parts: Parts, settings: Settings) -> Tensor:
     """Unpacks codes [out, into] that are stored as one number each: a byte, or FP8."""
     codes, scales = parts["codes"].float(), _as_numbers(parts["scales"])
     if "zeros" in parts:
-        codes -= _spread_groups(parts["zeros"].float(), None, settings, codes.shape)
-    return codes * _spread_groups(scales, None, settings, codes.shape)
+        codes -= _spread_groups(
+            parts["zeros"].float(), groups=None, settings=settings, shape=codes.shape
+        )
+    return codes * _spread_groups(scales, groups=None, settings=settings, shape=codes.shape)
 
 
 # -- formats ---------------------------------------------------------------------------------------

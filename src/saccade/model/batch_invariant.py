@@ -69,9 +69,9 @@ class BatchInvariantSession(Session):
                 first_key = segment.first_key + start - segment.start
                 part = Segment(
                     segment.cache,
-                    0,
-                    stop - start,
-                    first_key,
+                    start=0,
+                    stop=stop - start,
+                    first_key=first_key,
                     row_queries=segment.row_queries,
                     vocabulary=segment.vocabulary,
                 )
@@ -99,7 +99,13 @@ class BatchInvariantSession(Session):
         padding_rows = ROWS - (segment.stop - segment.start)
         padded_ids = ids + ids[-1:] * padding_rows
         padded_positions = positions + positions[-1:] * padding_rows
-        padded = Segment(segment.cache, 0, ROWS, segment.first_key, row_queries=segment.row_queries)
+        padded = Segment(
+            segment.cache,
+            start=0,
+            stop=ROWS,
+            first_key=segment.first_key,
+            row_queries=segment.row_queries,
+        )
         embeds = model.embed(padded_ids)
         hidden = model.forward(embeds, padded_positions, BatchInvariantStep(padded))
         return model.logits(hidden)[segment.stop - len(logit_rows) : segment.stop]
@@ -329,7 +335,7 @@ def is_batch_invariant(model: Backbone, tries: int = 2) -> bool:
         for has_row in (torch.ones_like(even), even, ~even):
             others = torch.randint(model.vocab, (ROWS,), generator=random)
             ids = torch.where(has_row, row, others).tolist()
-            step = BatchInvariantStep(Segment(cache, 0, ROWS, past), last)
+            step = BatchInvariantStep(Segment(cache, start=0, stop=ROWS, first_key=past), last)
             hidden = model.forward(model.embed(ids), positions, step)
             parts.append(model.logits(hidden).cpu()[has_row])
         logits = torch.cat(parts)

@@ -71,7 +71,7 @@ class HiddenStates:
         new = HiddenStates(
             self.layers, self._width, length, dtype=self._rows.dtype, device=self._rows.device
         )
-        new.extend(self, 0, length, 0)
+        new.extend(self, start=0, stop=length, at=0)
         return new
 
     def _reserve(self, length: int) -> None:

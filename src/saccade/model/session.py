@@ -230,9 +230,9 @@ class Session:
             queries = RowQueries(follow_rows) if follow_rows and stop == len(prompt) else None
             segment = Segment(
                 cache,
-                0,
-                stop - start,
-                start,
+                start=0,
+                stop=stop - start,
+                first_key=start,
                 recorder=recorder,
                 row_queries=queries,
                 committed_rows=stop - start,

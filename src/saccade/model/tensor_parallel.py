@@ -71,7 +71,7 @@ def head_shares(layer: nn.Module) -> HeadShares:
         if isinstance(parameter.data, DTensor)
     }
     if not split:
-        return HeadShares(0, 1)
+        return HeadShares(rank=0, count=1)
     keys = split.get("self_attn.k_proj.weight")
     mesh = None if keys is None else cast(Any, keys.data).device_mesh
     if mesh is None or mesh.ndim != 1 or mesh.size() != world_size():

@@ -220,7 +220,7 @@ def run_new_media(store: Store, owner: tuple[Hashable, ...], media: MediaCall) -
         outputs.append(_run_and_store(store, owner, digests, media, first_new, at))
     joined = join_outputs(outputs)
     if joined is None:
-        joined = _run_and_store(store, owner, digests, media, 0, len(media))
+        joined = _run_and_store(store, owner, digests, media, start=0, stop=len(media))
     return copy(joined)
 
 

@@ -133,7 +133,7 @@ def _run_media(
         return video_cells(is_newline, layout, frames)
     if layout.has_tiles:
         # The tiles of a picture follow one another as the frames of a video do.
-        return video_cells(is_newline, replace(layout, frame_side=layout.image_side), None)
+        return video_cells(is_newline, replace(layout, frame_side=layout.image_side), frames=None)
     return image_cells(is_newline, layout)
 
 
@@ -175,7 +175,9 @@ def image_cells(is_newline: Bool[Tensor, " run"], layout: PictureLayout) -> list
         square = grid_cells(0, (1, layout.image_side, layout.image_side))
         cells[layout.image_lead_rows : square_size] = square
         if width:
-            finer = grid_cells(0, (1, line_count, width), 1).view(line_count, width, 4)
+            finer = grid_cells(medium=0, size=(1, line_count, width), start=1).view(
+                line_count, width, 4
+            )
             first_fine_line = math.ceil(layout.image_side / FINE_ROW_MULTIPLE) * FINE_ROW_MULTIPLE
             finer[..., 2] += first_fine_line
             cells[square_size:].view(line_count, width + 1, 4)[:, :width] = finer

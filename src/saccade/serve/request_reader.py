@@ -253,7 +253,9 @@ class RequestReader:
         assert isinstance(request, TextRequest)
         with self._processor_lock:
             inputs = self._target.tokenizer(request.prompt, return_tensors="pt")
-        answers = self._engine_requests(request, inputs, None, None, None)
+        answers = self._engine_requests(
+            request, inputs, draft_inputs=None, captioner=None, reasoning=None
+        )
         return ReadRequest(answers, TextForm(), [])
 
     def _read_chat(

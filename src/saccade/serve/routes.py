@@ -280,7 +280,7 @@ def parse_request(
     try:
         media_urls = request.completion_request.media_urls
     except ValidationError as error:
-        raise validation_api_error(error, None) from None
+        raise validation_api_error(error, body=None) from None
     data_urls = data_urls or {}
     used_placeholders = sorted(url for url in media_urls if url in data_urls)
     if used_placeholders != sorted(data_urls):

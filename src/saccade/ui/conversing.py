@@ -40,7 +40,7 @@ class Uploads:
             else:
                 others.append(file)
         return cls(
-            [read_clip(None, file, settings) for file in others],
+            [read_clip(example=None, upload=file, settings=settings) for file in others],
             [read_document(file) for file in texts],
             [file.name for file in texts],
         )

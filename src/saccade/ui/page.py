@@ -207,8 +207,8 @@ def build_page(
     def _answers_so_far(run_state: PageRun, sampled: bool) -> dict[Any, Any]:
         return {
             answers_column: gr.Column(visible=True),
-            plain_view: pictures.column(run_state.duel.plain, False),
-            drafted_view: pictures.column(run_state.duel.drafted, True),
+            plain_view: pictures.column(run_state.duel.plain, coloured=False),
+            drafted_view: pictures.column(run_state.duel.drafted, coloured=True),
             result_view: pictures.outcome(run_state.duel, sampled),
             note_view: pictures.static_html("how", run_state.recipe.drafts_beside_target),
         }

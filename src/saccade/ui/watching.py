@@ -49,7 +49,8 @@ class PageWatcher:
         if upload is None:
             raise OptionError("drop a video first")
         self._check_free(tab)
-        read_clip(None, upload, self._settings)  # It raises for files that the page does not take.
+        # This raises for files that the page does not take.
+        read_clip(example=None, upload=upload, settings=self._settings)
         Window.of(window)  # It raises for an invalid window, while the old video still goes on.
         self.stop(tab)
         with self._lock:

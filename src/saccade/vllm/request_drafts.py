@@ -222,7 +222,7 @@ def grow_chain(plan: DraftPlan) -> Growing:
         # The first token is always drafted, because nothing is learnt from an empty draft.
         if len(tree) and probability <= plan.min_probability:
             break
-        tree = add(tree, last, token, None, confidence_in_token)
+        tree = add(tree, last, token, q=None, confidence=confidence_in_token)
         if token in scores.rules.end_ids:
             break
     return tree

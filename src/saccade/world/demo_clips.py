@@ -46,9 +46,9 @@ class Example:
 
 # The examples that the web page offers, by their labels, which say how many visual tokens each has.
 EXAMPLES: Mapping[str, Example] = {
-    "Three shapes (2,048 visual tokens)": Example(20_000_002, 64, 224),
-    "Four on stripes (2,048)": Example(20_000_005, 64, 224),
-    "Five shapes, short (256)": Example(20_000_001, 32, 112),
+    "Three shapes (2,048 visual tokens)": Example(20_000_002, frames=64, side=224),
+    "Four on stripes (2,048)": Example(20_000_005, frames=64, side=224),
+    "Five shapes, short (256)": Example(20_000_001, frames=32, side=112),
 }
 
 

@@ -228,7 +228,7 @@ def render(scene: Scene, frames: int, height: int, width: int | None = None) -> 
 
 def image_frame(scene: Scene, height: int, width: int | None = None) -> NDArray[np.uint8]:
     """Returns the picture at time 0.5, uint8 [height, width, 3], for tasks about pictures."""
-    frame: NDArray[np.uint8] = render(scene, 1, height, width)[0]
+    frame: NDArray[np.uint8] = render(scene, frames=1, height=height, width=width)[0]
     return frame
 
 

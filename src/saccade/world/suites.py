@@ -40,10 +40,10 @@ class Length:
 
 
 LENGTHS = {  # By about how many visual tokens a clip has.
-    "256": Length(8, 224, 224),
-    "2k": Length(64, 224, 224),
-    "8k": Length(256, 224, 224),
-    "10k": Length(320, 224, 224),
+    "256": Length(frames=8, height=224, width=224),
+    "2k": Length(frames=64, height=224, width=224),
+    "8k": Length(frames=256, height=224, width=224),
+    "10k": Length(frames=320, height=224, width=224),
 }
 # Only ``shapes-caption`` has this length. It is a long context to compare plain decoders on.
 CAPTION_ONLY_LENGTH = "10k"
@@ -130,11 +130,22 @@ TASKS: Mapping[str, Kind] = {
     "shapes-caption": Kind("describe", 256, "caption"),
     "shapes-events": Kind("events", 128),
     # A clip has several short questions, and the seed selects one.
-    "shapes-qa": Kind("qa", 32, "short", lambda turns, seed: turns[seed % len(turns) :][:1]),
+    "shapes-qa": Kind(
+        "qa",
+        max_answer_tokens=32,
+        task="short",
+        turns=lambda turns, seed: turns[seed % len(turns) :][:1],
+    ),
     "shapes-chat": Kind("chat", 192, turns=lambda turns, seed: turns[:2]),
     "shapes-diff": Kind("diff", 128, media=_pictures),
     # The models were trained on square frames alone, and never on this question.
-    "shapes-ood": Kind("describe", 256, "caption", _with_untrained_question, _wide_clip),
+    "shapes-ood": Kind(
+        "describe",
+        max_answer_tokens=256,
+        task="caption",
+        turns=_with_untrained_question,
+        media=_wide_clip,
+    ),
 }
 # The second turns of the TABED paper: another question about the same picture, or the next item's
 # question with its picture. The world's models were not trained on the summaries and stories that

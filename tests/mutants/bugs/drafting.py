@@ -382,8 +382,8 @@ BUGS = (
     PlantedBug(
         "schedule: tokens after the end stay in the verdict",
         "drafting/schedule.py",
-        find="Verdict($verdict.path[:$count], $verdict.accepted[:$count], None, None)",
-        plant="Verdict($verdict.path, $verdict.accepted, None, None)",
+        find="Verdict($verdict.path[:$count], $verdict.accepted[:$count], own=None, kind=None)",
+        plant="Verdict($verdict.path, $verdict.accepted, own=None, kind=None)",
         tests=(
             "engine/test_parallel.py::test_an_answer_ends_wherever_it_should",
             "engine/test_generate.py",

@@ -189,7 +189,16 @@ def examine(
             parts.append(_own_draft(*target, draft_tokens, dtype, device, draft_rounding))
     except ModelError as error:
         reasons = (*dict.fromkeys([*all_problems, str(error)]),)
-        return Diagnosis((), 0, free_bytes, tokens, 1.0, (), reasons, tuple(notes))
+        return Diagnosis(
+            parts=(),
+            needed=0,
+            free_bytes=free_bytes,
+            tokens=tokens,
+            ratio=1.0,
+            outlook=(),
+            problems=reasons,
+            notes=tuple(notes),
+        )
     # The expected speedup.
     outlook: tuple[Outlook, ...] = ()
     ratio = parts[-1].cost / parts[0].cost
@@ -284,7 +293,7 @@ def _own_draft(
 ) -> Part:
     """Returns what the target needs as its own draft, in addition to what it needs as the target:
     a rounded copy of its weights, and a cache."""
-    with_originals = _part(name, config, tokens, dtype, None, device, rounding)
+    with_originals = _part(name, config, tokens, dtype, bits=None, device=device, rounding=rounding)
     # The target's own part has the original weights already, and the sentence about its layers.
     copy = footprint(config).rounded_copy_bytes(rounding.bytes_per_weight)
     return replace(

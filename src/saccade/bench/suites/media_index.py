@@ -124,11 +124,24 @@ class MediaIndex:
                     continue
                 if suffix.lower() in self.suffixes:
                     parts = (*above, *inner[:-1], stem)
-                    add(MediaPlace(parts, suffix, None, archive, (member,), root))
+                    add(
+                        MediaPlace(
+                            parts, suffix, path=None, archive=archive, members=(member,), root=root
+                        )
+                    )
                 elif self.frames and suffix.lower() in IMAGE_SUFFIXES and len(inner) > 1:
                     pictures.setdefault((*above, *inner[:-1]), []).append(member)
             for parts, members in pictures.items():
-                add(MediaPlace(parts, "", None, archive, tuple(sorted(members)), root))
+                add(
+                    MediaPlace(
+                        parts,
+                        suffix="",
+                        path=None,
+                        archive=archive,
+                        members=tuple(sorted(members)),
+                        root=root,
+                    )
+                )
         return {name: tuple(places.values()) for name, places in by_name.items()}
 
     def find(self, name: str, folders: Sequence[str] = ("",)) -> MediaPlace:

@@ -260,7 +260,9 @@ class Auto(CostedShape):
         runners_up = sorted(runners_up, reverse=True)[: MAX_DRAFT_NODES - len(tree)]
         count = _count_paying_runners_up(runners_up, len(tree), plan)
         for runner_up in runners_up[:count]:
-            tree = add(tree, runner_up.parent, runner_up.token, None, runner_up.confidence)
+            tree = add(
+                tree, runner_up.parent, runner_up.token, q=None, confidence=runner_up.confidence
+            )
         return tree
 
     def copy(self, state: State, repetition: Repetition) -> Tree | None:

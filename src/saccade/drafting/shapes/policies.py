@@ -240,7 +240,7 @@ class Best(Shape):
         scores: Scores = yield tree
         # Each candidate is (-log of its path's probability, parent, token).
         candidates: list[tuple[float, int, int]] = []
-        _push_children(candidates, scores, ROOT, 0.0, self.nodes)
+        _push_children(candidates, scores, ROOT, surprise=0.0, count=self.nodes)
         while len(tree) < self.nodes and candidates:
             surprise, parent, token = heapq.heappop(candidates)
             tree = add(tree, parent, token)

@@ -45,7 +45,7 @@ def picture_clip(picture: PILImage.Image | np.ndarray, channels_first: bool = Fa
         frame = upright_rgb(picture)
     else:
         frame = rgb_frames(picture, channels_first)[0]
-    frame_source = FrameArray(enlarge(frame)[None], None)
+    frame_source = FrameArray(enlarge(frame)[None], fps=None)
     return sample(frame_source, FrameSampling(every=True), Limits(), progress=None)
 
 

@@ -160,7 +160,9 @@ class HeadSession(Session):
     ) -> None:
         """Appends the keys of rows of a whole prompt to the cache, by one forward."""
         count = len(rows)
-        segment = Segment(request.cache, 0, count, request.cache.length, committed_rows=count)
+        segment = Segment(
+            request.cache, start=0, stop=count, first_key=request.cache.length, committed_rows=count
+        )
         self.head.step(
             self.head.embed_next(full_prompt, rows),
             self.head.module.project(request.target_hidden(rows)),

@@ -52,7 +52,7 @@ def attention_mass(
         for q, k, layer_mass in zip(queries, keys, mass, strict=True):
             output = compiled.MassOutput.of(len(visible_keys), columns, layer_mass, visible_keys)
             # Without values the kernel only adds to ``layer_mass``, and what it returns is unused.
-            compiled.attend(q, k[:, :end], None, None, 1.0, output)
+            compiled.attend(q, k[:, :end], v=None, bias=None, scale=1.0, mass_output=output)
         return mass
     on_cpu = keys[0].device.type == "cpu"
     logits_at_once = LOGITS_AT_ONCE_ON_CPU if on_cpu else LOGITS_AT_ONCE_ON_GPU

@@ -343,7 +343,7 @@ def is_available() -> bool:
     q, k, v = numbers.view(3, heads, rows, head_dim)
     exact = scaled_dot_product_attention(q, k[:2], v[:2], is_causal=True, enable_gqa=True)
     x, weight = k.flatten(0, 1), v.flatten(0, 1)
-    attended = attend(q, k[:2], v[:2], None, head_dim**-0.5)
+    attended = attend(q, k[:2], v[:2], bias=None, scale=head_dim**-0.5)
     correct = torch.allclose(attended, exact, atol=TOLERANCE)
     correct &= torch.allclose(multiply(x, Panels.of(weight)), x @ weight.t(), atol=TOLERANCE)
     if not correct:

@@ -129,7 +129,7 @@ class FewRowAttention:
     ) -> Float[Tensor, "row out"]:
         """Writes a layer's keys and values and attends. Queries and keys are already rotated."""
         queries, keys, values = (each.transpose(0, 1) for each in (q, k, v))
-        return self._attend(layer, queries, keys, values, scale, None, None, 0.0)
+        return self._attend(layer, queries, keys, values, scale, rotation=None, norms=None, eps=0.0)
 
     def rotate_and_attend(
         self,
@@ -400,8 +400,8 @@ def difference_from_torch(kernels: Kernels) -> float:
         reference_trial = trial.copy()
         rotation, norms = example_rotation_and_norms(trial)
         scale = kernels.head_dim**-0.5
-        output = trial.attention.rotate_and_attend(0, trial.qkv, scale, rotation, norms, 1e-6)
-        expected_output = reference_trial.expected_output(scale, rotation, norms, 1e-6)
+        output = trial.attention.rotate_and_attend(0, trial.qkv, scale, rotation, norms, eps=1e-6)
+        expected_output = reference_trial.expected_output(scale, rotation, norms, eps=1e-6)
         written, expected_written = (
             [buffer.nan_to_num() for buffer in (*each.attention.keys, *each.attention.values)]
             for each in (trial, reference_trial)

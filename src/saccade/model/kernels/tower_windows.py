@@ -183,11 +183,13 @@ def is_flash_correct(
     )
     scale = head_dim**-0.5
     try:
-        out = attend_by_flash(q, k, v, borders, 64, scale, False)
+        out = attend_by_flash(q, k, v, borders, longest=64, scale=scale, is_causal=False)
     except (RuntimeError, NotImplementedError) as error:
         log.warning("towers attend window by window on %s: %s", device, error)
         return False
-    expected = attend_window_by_window(q.float(), k.float(), v.float(), borders, scale, False)
+    expected = attend_window_by_window(
+        q.float(), k.float(), v.float(), borders, scale, is_causal=False
+    )
     difference = float((out.float() - expected).abs().max())
     if not difference <= TOLERANCE:  # This form also refuses NaN.
         log.warning(

@@ -117,20 +117,42 @@ class DraftRecipe:
 # Table 7. TABED's data are single images. The drafts of our drawn world are for clips, so they
 # train on every kind of medium.
 _LLAVA = (
-    Phase("pretraining", ("projector",), 1e-3, 256, 558_000),
-    Phase("instruction", ("projector", "language"), 2e-5, 128, 665_000),
+    Phase("pretraining", ("projector",), learning_rate=1e-3, batch_size=256, samples=558_000),
+    Phase(
+        "instruction",
+        ("projector", "language"),
+        learning_rate=2e-5,
+        batch_size=128,
+        samples=665_000,
+    ),
 )
 
 
 def _train_all(name: str, samples: int, media: tuple[Kind, ...]) -> Phase:
     """Returns a phase of LLaVA-OneVision that trains every part of the draft."""
     trains: tuple[Part, ...] = ("projector", "language", "vision")
-    return Phase(name, trains, 1e-5, 512, samples, media, vision_rate=0.2)
+    return Phase(
+        name,
+        trains,
+        learning_rate=1e-5,
+        batch_size=512,
+        samples=samples,
+        media=media,
+        vision_rate=0.2,
+    )
 
 
 # Table 8. Samples are Li et al.'s: 558 K, 4 M, 3.2 M and 1.6 M.
 _ONEVISION = (
-    Phase("alignment", ("projector",), 1e-3, 512, 558_000, ("image",), vision_rate=0.2),
+    Phase(
+        "alignment",
+        ("projector",),
+        learning_rate=1e-3,
+        batch_size=512,
+        samples=558_000,
+        media=("image",),
+        vision_rate=0.2,
+    ),
     _train_all("knowledge", 4_000_000, ("image",)),
     _train_all("single-image", 3_200_000, ("image",)),
     _train_all("onevision", 1_600_000, ALL_KINDS),
@@ -143,7 +165,12 @@ RECIPES = {
     "llava-1.5-160m": DraftRecipe(_LARGE, 12, _LLAVA),
     "llava-onevision-68m": DraftRecipe(_SMALL, 2, _ONEVISION),
     # EAGLE-3 (arXiv:2503.01840, section 3) trains one layer, unrolled for seven steps.
-    "eagle3": DraftRecipe("", 1, (Phase("head", ("head",), 1e-4, 8, 532_000),), unroll_steps=7),
+    "eagle3": DraftRecipe(
+        "",
+        1,
+        (Phase("head", ("head",), learning_rate=1e-4, batch_size=8, samples=532_000),),
+        unroll_steps=7,
+    ),
 }
 
 

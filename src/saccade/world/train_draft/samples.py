@@ -54,8 +54,8 @@ _SIZES = [(8, 112, 112), (16, 112, 112), (32, 112, 112), (16, 168, 168), (8, 224
 _SIZES += [(24, 112, 140), (64, 112, 112), (4, 336, 336)]
 CANVASES: dict[Kind, list[Canvas]] = {
     "video": [Canvas("video", *size) for size in _SIZES],
-    "image": [Canvas("image", 1, side, side) for side in (112, 168, 224, 336)],
-    "diff": [Canvas("diff", 1, side, side) for side in (112, 224)],
+    "image": [Canvas("image", frames=1, height=side, width=side) for side in (112, 168, 224, 336)],
+    "diff": [Canvas("diff", frames=1, height=side, width=side) for side in (112, 224)],
 }
 
 
