@@ -28,7 +28,7 @@ BASELINE = "ar"  # Plain decoding.
 
 @dataclass(frozen=True)
 class Summary:
-    """One method's figures over its runs, or None where a method has no such figure.
+    """One method's figures over its runs. A figure that the method does not have is None.
 
     Seconds and speeds are medians over the runs. ``identical_to_ar`` says whether the answers of
     all runs are those of ``ar``. The ids, ``tau``, ``acceptance_rate``, ``rounds`` and the two
@@ -38,8 +38,8 @@ class Summary:
     (vision, both prefills, choosing what the draft reads). If an answer has only one token, nothing
     is decoded, so ``tokens_per_second`` and ``speedup_decode`` are None.
 
-    A speedup compares seconds per token with those of ``ar``: it is the median of the ratios of
-    the runs of each turn.
+    A speedup is the seconds per token of ``ar``, divided by those of the method. Each repetition
+    gives one such ratio, and the speedup is their median.
     """
 
     token_ids: tuple[int, ...] | None = None
@@ -130,9 +130,9 @@ def run_interleaved(
     ``may_start`` is called with the method; if it returns False, this run and all later ones are
     left out.
 
-    The error of a peer is recorded in ``errors``, and so is the SaccadeError of a method in
-    ``may_refuse`` other than plain decoding, which all others are compared with. Any other error is
-    raised.
+    Some errors do not end the comparison. They are recorded in ``errors``, and the method is not
+    run again: any error of a peer, and the SaccadeError of a method in ``may_refuse``. Every other
+    error is raised. So are all errors of plain decoding, since the others are compared with it.
     """
     if repeat < 1:
         raise OptionError(f"repeat={repeat} must be at least 1")

@@ -197,7 +197,7 @@ def _check_method_names(text: str, exact: bool = False) -> tuple[str, ...]:
 
     names = run_setup.parse_method_names(text)
     for name in filter(is_draft_only, names):
-        draft_only_recipe(name)
+        draft_only_recipe(name)  # It raises where the draft cannot answer under this view.
     others = [name for name in names if not is_draft_only(name)]
     run_setup.check_methods(others, extra_names=PEERS)
     run_setup.resolve_recipes([name for name in others if name not in PEERS], exact)

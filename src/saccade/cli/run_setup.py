@@ -35,7 +35,10 @@ class RunSettings(checkpoints.ModelsAndMethod):
         return load_models(self.target, self.draft, quiet=quiet, tp=tp, **dict(self.load))
 
     def make_captioner(self, media: Sequence[Sequence[np.ndarray]]) -> Any:
-        """Returns a captioner for the frames of each video and image, None where there is none."""
+        """Returns a captioner of the videos and images whose frames are given.
+
+        Returns None if no captioner was named and the target has none of its own.
+        """
         from saccade.inputs import captions
 
         return captions.lazy_captioner(
@@ -143,8 +146,10 @@ def parse_method_names(text: str) -> tuple[str, ...]:
 
 
 def unnamed_methods(text: str, methods: Sequence[str]) -> frozenset[str]:
-    """Returns those of ``methods`` that are run only because of ``all`` in the text, which does not
-    name them."""
+    """Returns those of ``methods`` that the text does not name.
+
+    They are run because the text has ``all``.
+    """
     return frozenset(methods) - frozenset(split_names(text))
 
 

@@ -35,8 +35,8 @@ class Costs:
     extra_request_seconds: tuple[float, float] = (0.0, 0.0)
     """The seconds that one more request adds to a forward: first of the target, then of the draft.
 
-    The first number does not include the time of the request's rows, which ``verify`` counts. The
-    second includes the time of its one row."""
+    The first number leaves out the time of the request's own rows, because ``verify`` counts them.
+    In a forward of the draft the request has one row, and the second number includes its time."""
     acceptance: float | None = None
     """The acceptance rate of earlier answers. It is None in costs that were only measured or
     estimated, before the rounds of any answer corrected them."""

@@ -24,15 +24,15 @@ SECONDS_DECAY = 0.97  # Each round multiplies the weight of earlier rounds on a 
 # is at least this.
 MIN_MEASURED_ROUNDS = 3.0
 OUTLIER_FACTOR = 4.0  # A round counts as at most this many times its expected seconds.
-# Forwards of more rows than the latest one are believed to take some extra seconds. Each round
-# takes this share off the extra seconds, so that row counts that were slow in a busy moment are
-# tried again.
+# Forwards of more rows than the latest one are believed to take some seconds more than that one.
+# Each round takes this share off these extra seconds. So row counts that were slow in a busy moment
+# are tried again.
 EXTRA_COST_DECAY = 0.02
 TIMES_MEMORY = 0.95  # Each forward multiplies the weight of earlier forwards by this.
 FORWARD_OUTLIER_FACTOR = 2.0  # A forward counts as at most this many times its expected seconds.
-# Once the decayed number of measured forwards is at least this, they give the expected seconds of
-# later ones. With fewer, a draft is expected to take its believed seconds, and the seconds of a
-# forward of the target are not capped.
+# Measured forwards give the expected seconds of later ones once their decayed number is at least
+# this. Until then, a draft is expected to take its believed seconds, and the measured seconds of a
+# forward of the target are taken as they are, without the cap.
 MIN_FORWARDS_FOR_OUTLIERS = 3.0
 # The believed time of a forward weighs as much as this many measured forwards.
 FORWARD_PRIOR_WEIGHT = 0.5
@@ -164,9 +164,9 @@ class Acceptance(NamedTuple):
 def continuation_chances(match_length: int, count: int) -> list[float]:
     """Returns the chance of each of ``count`` drafted tokens that are copied from the text.
 
-    A draft may be copied from after an earlier occurrence of the text's last ``match_length``
-    tokens. After n tokens that have repeated, the chance that the next one does is n / (n + 2), by
-    the rule of succession. For a match of 3 tokens the chances are 3/5, 4/6, 5/7 and so on.
+    If the text's last ``match_length`` tokens have occurred before, what followed them there may be
+    copied as a draft. By the rule of succession, a token that comes after n repeated ones has the
+    chance n / (n + 2). For a match of 3 tokens the chances are 3/5, 4/6, 5/7 and so on.
     """
     lengths = range(match_length, match_length + count)
     return [length / (length + 2) for length in lengths]
@@ -325,15 +325,16 @@ class ForwardTimes(NamedTuple):
         drafts count as at most ``FORWARD_OUTLIER_FACTOR`` times the expected seconds, because a
         busy machine may have slowed them down.
         """
-        mean = self.draft_forward
-        is_known = mean.weight >= MIN_FORWARDS_FOR_OUTLIERS
-        expected = draft_forwards * (mean.mean if is_known else believed_draft_forward)
+        expected_draft_forward = believed_draft_forward
+        if self.draft_forward.weight >= MIN_FORWARDS_FOR_OUTLIERS:
+            expected_draft_forward = self.draft_forward.mean
+        expected = draft_forwards * expected_draft_forward
         draft_seconds = min(draft_seconds, FORWARD_OUTLIER_FACTOR * expected)
         if self.weight >= MIN_FORWARDS_FOR_OUTLIERS:
             seconds = min(seconds, FORWARD_OUTLIER_FACTOR * self.slowdown * believed)
         extra_rows, memory = rows - 1, TIMES_MEMORY
         return self._replace(
-            draft_forward=mean.fold(draft_seconds, draft_forwards, memory),
+            draft_forward=self.draft_forward.fold(draft_seconds, draft_forwards, memory),
             weight=memory * self.weight + 1,
             rows=memory * self.rows + extra_rows,
             square_rows=memory * self.square_rows + extra_rows * extra_rows,
@@ -360,8 +361,12 @@ class ForwardTimes(NamedTuple):
         return self.slowdown if self.weight else 1.0
 
     def line(self, scale: float) -> tuple[float, float]:
-        """Returns (a, b): a forward of n > 1 rows takes ``a + b (n - 1)`` seconds beyond ``scale``
-        times the believed ones."""
+        """Returns (a, b): a forward of n > 1 rows takes ``a + b (n - 1)`` seconds more than
+        ``scale`` times its believed seconds.
+
+        ``scale`` is the :meth:`plain_slowdown`, so the line has what forwards of several rows are
+        slowed down by beyond those of one row.
+        """
         if not self.weight:
             return 0.0, 0.0
         # A least-squares line is fitted to the seconds of each forward beyond ``scale`` times the

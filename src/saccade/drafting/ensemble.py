@@ -41,12 +41,12 @@ class Weighting(ABC):
 
     @property
     def with_default_settings(self) -> Weighting:
-        """This rule, with the default in each field that an override of its own can set.
+        """This rule, with the defaults in those fields that have an override of their own.
 
-        The name of a rule, as in ``weights=inverse``, is found by comparing the rule with each of
-        the named rules. These have the default settings, so it is the rule with default settings
-        that is compared. For example, the override ``tau=`` sets the temperature of
-        ``tabed.Inverse``, and the rule is called ``inverse`` at every temperature.
+        It serves to find the rule's name, as in ``weights=inverse``: it is compared with each of
+        the named rules, which have the default settings. For example, the override ``tau=`` sets
+        the temperature of ``tabed.Inverse``, and the rule is called ``inverse`` at every
+        temperature.
         """
         return self
 
@@ -218,7 +218,7 @@ class EnsembleDrafter(ModelDrafter, Learner):
         """Returns the weighting's state after a round."""
         q = round.q
         if not isinstance(q, MixtureScores):
-            return state
+            return state  # The draft model has scored nothing in this round.
         # A position counts if the target has judged the token there and the views have laws for it.
         # The law after node i is in row i + 1. There is none after the nodes that were drafted
         # last, because no forward of the draft model followed.

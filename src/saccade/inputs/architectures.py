@@ -32,8 +32,10 @@ PACKAGES = {
     "video_SALMONN2_plus": ("qwenvl.model", "register_transformers"),
     "VideoSALMONN2PlusForConditionalGeneration": ("qwenvl.model", "register_transformers"),
 }
-"""By name, architectures that only their authors' package has: the module of the package and the
-function in it that registers them."""
+"""Architectures that only their authors' package has, by name.
+
+A value is a module of that package, and the function in it that registers the architectures with
+transformers."""
 AUTO_CLASSES: tuple[Any, ...] = (AutoModelForImageTextToText, AutoModelForCausalLM)
 """The classes that a checkpoint's own code may name in its ``auto_map``."""
 # Transformers' plan of tensor parallelism names how each projection is split. If it splits this one
@@ -113,12 +115,12 @@ def tensor_parallel_arguments(name: str, text: Any) -> dict[str, Any]:
             "a target is split over the processes of torchrun: start it with "
             "torchrun --nproc-per-node 2 -m saccade ..., or spread it with --device-map auto"
         )
-    plan, experts = text.base_model_tp_plan or {}, text.to_dict().get("num_experts_per_tok")
-    if experts:
+    if text.to_dict().get("num_experts_per_tok"):
         raise ModelError(
             f"{name} is a mixture of experts, which --tp does not split over processes: use "
             "--device-map auto"
         )
+    plan = text.base_model_tp_plan or {}
     if plan.get(KEY_PROJECTION) != "colwise":
         raise ModelError(
             f"transformers has no plan that splits the heads of {text.model_type} over processes, "

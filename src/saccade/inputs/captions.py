@@ -59,8 +59,9 @@ class ImageToText:
             text = {} if task is None else {"text": task}
             inputs = self.processor(images=frame, return_tensors="pt", **text)
         else:
-            name = "the captioner"
-            inputs = question_inputs(name, self.processor, self.question, (), [frame], ())
+            inputs = question_inputs(
+                "the captioner", self.processor, self.question, clips=(), images=[frame], history=()
+            )
         inputs = inputs.to(self.model.device)
         out = self.model.generate(
             **inputs, max_new_tokens=self.max_tokens, do_sample=False, num_beams=beams
@@ -81,6 +82,7 @@ def captioner(
     ``media`` has the frames of each video and image, in prompt order. The captioner describes the
     middle frame of each. Raises ModelError where the model makes no text of images.
     """
+    # The embedded captioner is loaded without a device, so it is cached under one key.
     model, processor = _load(name, None if name == SHAPES else device)
     question = "Describe the image." if getattr(processor, "chat_template", None) else None
     middle = [frames[len(frames) // 2] for frames in media]

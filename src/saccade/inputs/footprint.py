@@ -27,7 +27,7 @@ BYTES_PER_WEIGHT = {"--dtype bfloat16": 2.0, "--quantize bnb-8bit": 1.0, "--quan
 
 
 BITS_BY_FORMAT = {"mxfp4": 4}
-"""The bits of a weight in formats of checkpoints whose configs never name them."""
+"""The bits of a weight in each quantised format whose configs never say how many there are."""
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ Li et al., 2024: EAGLE-2: Faster Inference of Language Models with Dynamic Draft
 value is the product of the draft's probabilities on its path. Growing has two phases:
 
     expand   of each level, the k nodes of greatest value get their k likeliest tokens as children
-    rerank   of all candidates, the m of greatest value are the tree; of equals the shallower
+    rerank   the m candidates of greatest value are the tree; where values tie, shallower ones win
 
 A child's value is at most its parent's, so what the second phase keeps is a tree. A level is one
-forward of the draft. The paper expands 10 nodes a level, six levels deep, and keeps 60 for a target
-of 7B, 50 and 48 for larger ones. The paper drafts with a head. Here any drafter may grow the tree:
-``specvlm/shape=eagle-2`` grows it over SpecVLM's view.
+forward of the draft. The paper expands 10 nodes a level, six levels deep. It keeps 60 candidates
+for a target of 7B weights, and 50 or 48 for larger targets. The paper drafts with a head. Here any
+drafter may grow the tree: ``specvlm/shape=eagle-2`` grows it over SpecVLM's view.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Eagle2(Shape):
         """Returns the ``top`` likeliest tokens after each of these nodes, None being the root."""
         nodes = [ROOT if parent is None else parent.node for parent in parents]
         children = []
-        laws = likeliest(scores, nodes, self.top)
-        for parent, (probabilities, tokens) in zip(parents, laws, strict=True):
+        likeliest_by_node = likeliest(scores, nodes, self.top)
+        for parent, (probabilities, tokens) in zip(parents, likeliest_by_node, strict=True):
             above = 0.0 if parent is None else parent.value
             for p, token in zip(probabilities, tokens, strict=True):
                 if p > 0:  # The request's rules may forbid a token.

@@ -1,5 +1,5 @@
-"""Reads the options of the draft that Saccade runs inside vLLM (``draft``), from vLLM's config or
-from environment variables."""
+"""Reads the options of the draft that Saccade runs inside vLLM, from vLLM's config or from
+environment variables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ class DraftOptions:
     variable: ``SACCADE_VLLM_VIEW`` sets ``view``.
     """
 
-    draft: str  # A checkpoint, or "lookup" to draft what followed the same words earlier.
+    # A checkpoint, or "lookup". A lookup drafts the tokens that followed an earlier occurrence of
+    # the latest ones.
+    draft: str
     view: str = "scattered"  # The name of the view that chooses what the draft sees of a video.
     keep: float | None = None  # The share of visual tokens it sees; None leaves it to the view.
     length: int | None = None  # The length of every draft; None ("auto") drafts as far as it pays.

@@ -46,8 +46,9 @@ class MediaPlace:
 
         Raises `VideoInputError`.
         """
-        if self.path is not None or self.archive is None:
-            return self.path or Path()
+        if self.path is not None:
+            return self.path
+        assert self.archive is not None
         name = hashlib.sha256("/".join(self.parts).encode()).hexdigest()[:16] + self.suffix.lower()
         folder = self.archive.extract(self.members, home() / "media" / self.archive.key / name)
         return folder / file_name(self.members[0]) if self.suffix else folder
@@ -94,13 +95,14 @@ class MediaIndex:
     @cached_property
     def _places(self) -> Mapping[str, Sequence[MediaPlace]]:
         """Places by the name without extension, in lower case."""
-        # A folder of frames is found once for each of its images. So the places of a name are kept
-        # under a key, and only the first place of a key is kept.
+        # A folder of frames is found once for each of its images, and must be added only once. So
+        # the places of a name have keys, which are equal for equal places.
         by_name: dict[str, dict[tuple[Any, ...], MediaPlace]] = {}
 
         def add(place: MediaPlace) -> None:
             same_name = by_name.setdefault(place.parts[-1].lower(), {})
-            key = place.path or place.archive, place.parts, place.suffix
+            container = place.path or place.archive
+            key = (container, place.parts, place.suffix)
             same_name.setdefault(key, place)
 
         for path, (root, parts) in self._files.items():
@@ -175,6 +177,7 @@ class MediaIndex:
             if others:
                 raise LayoutError(f"there are {len(others) + 1} files named {file_name(name)}")
             return first
+        # The name may be missing because an archive is damaged, so the first fault is reported.
         faults = [fault for archive in self.archives if (fault := archive.listing[1])]
         reason = f" ({faults[0]})" if faults else ""
         raise LayoutError(f"{file_name(name)} is missing{reason}")

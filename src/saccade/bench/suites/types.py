@@ -18,7 +18,8 @@ Task = Literal["caption", "choice", "short", "open", "text"]
 (short), or not at all (text: reasoning and code)."""
 
 
-IMAGE_MARK = "<image>"  # Where a question has an image; by default media come before the text.
+# This text in a question marks the place of an image. Without marks, media come before the text.
+IMAGE_MARK = "<image>"
 
 
 class LayoutError(Exception):
@@ -84,7 +85,9 @@ class Setting:
     max_new_tokens: int = 256
     frames: int | None = None  # Of each video; None is the default sampling.
     split: str = "test"
-    prompt: str = "{question}"  # {question} and, of a choice, {options}.
+    # The template of the prompt. The sample's texts replace its fields: {question}, {options}, and
+    # {caption1}, {caption2} and so on.
+    prompt: str = "{question}"
     then: str | None = None  # The question of the last turn, about the same media.
     # Whether the last turn asks the next sample's question, with its images.
     asks_next_item: bool = False

@@ -1,8 +1,9 @@
 """Reads images, animations, and lists or folders of images with Pillow.
 
 Only listed formats are decoded, and only after the declared size was checked. What has several
-frames becomes a ``FrameSource``, of which ``frame_sampling`` takes the wanted frames: it knows when
-each frame appears, and ``fetch`` decodes frames by number. Videos are read by other modules.
+frames becomes a ``FrameSource``. This knows when each frame appears, and its ``fetch`` decodes
+frames by number. Which of them are fetched is decided by ``frame_sampling``. Videos are read by
+other modules.
 """
 
 import contextlib
@@ -39,8 +40,8 @@ HEIC_FORMAT = "HEIF"  # The name that pillow-heif gives its format; it is an ext
 ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")  # A TIFF's pages are no frames.
 FOLDER_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".avif", ".tif", ".tiff", ".heic")
 DEFAULT_SEQUENCE_FPS = 1.0
-# It is assumed that Pillow decodes no more than this on any machine. So an animation that would
-# take too long is refused before it is decoded.
+# It is assumed that Pillow is no faster than this on any machine. An animation that would take too
+# long even at this speed is refused before it is decoded.
 MAX_PIXELS_PER_SECOND = 5e8
 # Every frame of an animation is decoded to learn how long it is displayed, so they are limited.
 MAX_ANIMATION_FRAMES = 40_000
@@ -208,8 +209,18 @@ def _grey_of_integers(image: Any) -> np.ndarray:
 
 
 def _grey_of_floats(image: Any) -> np.ndarray:
-    """Returns grey in fractions of 1, or in numbers of 8 or of 16 bits, as numbers up to 255."""
+    """Returns the numbers of a grey image of floats, scaled to be from 0 to 255.
+
+    Such an image does not say which number is white. It is taken to be the least of 1, 255 and
+    65535 that no number exceeds, or else 65535.
+    """
     numbers = np.nan_to_num(np.asarray(image), nan=0.0, posinf=0.0, neginf=0.0)
-    largest = next((most for most in (1, 255) if numbers.max(initial=0) <= most), 65535)
-    grey: np.ndarray = np.rint(np.clip(numbers / largest, 0, 1) * 255)
+    brightest = numbers.max(initial=0)
+    if brightest <= 1:
+        white = 1
+    elif brightest <= 255:
+        white = 255
+    else:
+        white = 65535
+    grey: np.ndarray = np.rint(np.clip(numbers / white, 0, 1) * 255)
     return grey

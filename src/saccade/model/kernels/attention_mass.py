@@ -108,7 +108,11 @@ class RowQueries:
     def of_rows(self, rows: Int[Tensor, " rows"]) -> dict[int, Float[Tensor, "head rows head_dim"]]:
         """Returns each layer's queries of these rows. They must have been added in one part."""
         chosen = as_slice(rows)
-        return {layer: part[:, chosen] for layer, (part,) in self._layers.items()}
+        queries = {}
+        for layer, parts in self._layers.items():
+            (only_part,) = parts
+            queries[layer] = only_part[:, chosen]
+        return queries
 
     def of_row(self, layer: int, row: int) -> Float[Tensor, "head head_dim"]:
         """Returns one row's queries. Rows are counted through all parts, in the order in which they
@@ -168,9 +172,11 @@ class MassRecorder:
     def store_queries(
         self, layer: int, q: Queries, k: Float[Tensor, "kv_head new head_dim"], scale: float
     ) -> None:
-        """Stores the queries of a chunk's last rows for :meth:`finish`.
+        """Stores a layer's queries of the recorded rows for :meth:`finish`.
 
-        Layers with another number of key heads than ``mass`` has are left out.
+        It is called for layers whose rows attend by an explicit mask, which no recording kernel
+        takes. In some models the layers differ in their number of key heads, and ``mass`` has a
+        single number. Layers with another number are left out.
         """
         if k.shape[0] == self._mass.shape[1]:
             self._queries.add(layer, q, scale)
@@ -217,6 +223,6 @@ class RecentRows(deque[CommittedRow]):
             torch.stack([each.queries.of_row(layer, each.row) for each in self], 1)
             for layer in range(len(cache.keys))
         ]
-        groups = len(queries[0]) // len(cache.keys[0])
+        heads_per_group = len(queries[0]) // len(cache.keys[0])
         mass = attention_mass(cache.keys, queries, visible_keys, columns)
-        return mass / (len(visible_keys) * groups)
+        return mass / (len(visible_keys) * heads_per_group)

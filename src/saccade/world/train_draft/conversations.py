@@ -233,8 +233,9 @@ def _answer_spans(
     """Returns (start, stop) of each answer in a prompt's ids; the token that ends it is included.
 
     The answers are found first in the template's ids, where each medium is one placeholder, and
-    then in ``ids``, where a medium has many. Placeholders left out, both end in the same text
-    tokens. With Q for a token that opens a question, P for a placeholder, and an answer "yes":
+    then in ``ids``, where a medium has many. Without the placeholders, both end in the same text
+    tokens. So an answer has the same place in both, if text tokens are counted from the end. In
+    this example Q is a token that opens a question, P is a placeholder, and the answer is "yes":
 
         template   Q P is it red ? yes Q why ?       yes is the fourth text token from the end
         ids        Q P P P P is it red ? yes Q why ? so it is the fourth here too
@@ -253,9 +254,9 @@ def _answer_spans(
     for turn in range(1, len(turns)):
         if turns[turn]["role"] != "assistant":
             continue
-        # The ids of all turns are the same as those of the turns before the answer, up to where the
-        # answer begins. They are the same as those of the turns that end in the answer, up to where
-        # it ends.
+        # The conversation is written twice more: up to the place where the answer begins, and up to
+        # the place where it ends. Each of these ids begins as those of the whole conversation do,
+        # and the number of equal ids is the place.
         ids_before_answer = questions.template_ids(name, processor, turns[:turn])
         ids_with_answer = questions.template_ids(
             name, processor, turns[: turn + 1], continues_last_turn=True

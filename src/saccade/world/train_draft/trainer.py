@@ -113,8 +113,9 @@ def _select_rows(
     }
     visual, layers = kwargs.get("visual_pos_masks"), kwargs.get("deepstack_visual_embeds")
     if visual is not None and layers is not None:
-        # Deepstack: some models add rows to the visual rows of their first layers. Each of these
-        # layers has one row for every visual token of the batch, in the batch's order.
+        # Deepstack: some models add the output of vision to the visual rows of their first layers.
+        # Each tensor in ``layers`` is added in one layer. It has one row for every visual token of
+        # the batch, in the batch's order.
         selected["visual_pos_masks"] = visual.gather(1, order) & is_real
         selected["deepstack_visual_embeds"] = [layer[kept_mask[visual]] for layer in layers]
     return selected
