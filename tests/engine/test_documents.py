@@ -56,7 +56,7 @@ def test_a_span_counts_as_a_medium_of_its_own():
     assert prompt.visual.nonzero().squeeze(-1).tolist() == [*range(3, 80), *range(90, 100)]
     assert prompt.grid[:, 0].tolist() == [0] * 77 + [1] * 10
     assert prompt.grid[:77, 1].tolist() == [i // DOCUMENT_FRAME_TOKENS for i in range(77)]
-    assert torch.equal(prompt.embeds, plain.embeds) and torch.equal(prompt.index, plain.index)
+    assert torch.equal(prompt.embeds, plain.embeds) and torch.equal(prompt.places, plain.places)
     assert torch.equal(prompt.positions, plain.positions) and not plain.visual_tokens
 
 

@@ -201,7 +201,7 @@ def kept_rows(view: Any, prefill: Prefill) -> list[set[int]]:
     """Rows of the whole prompt a view keeps, a set per head where heads differ."""
     seen = view(prefill, prefill.prompt)
     if seen.reading.heads is None:
-        return [set(seen.index.tolist())]
+        return [set(seen.places.tolist())]
     return [set(rows) for rows in seen.reading.heads.flatten(0, 1).tolist()]
 
 

@@ -97,7 +97,7 @@ def test_every_round_drafts_what_followed_in_the_text_so_far(family):
     Fails if the draft lags behind the committed text or drafts from what was refused.
     """
     run = real("lookup", *MODELS[family](), count=60)
-    context = run.whole.context.tolist()
+    context = run.whole.full_ids.tolist()
     drafted = 0
     for round, text in run.texts():
         expected = until_placeholder(by_hand([*context, *text], LONGEST, COUNT))
@@ -117,7 +117,7 @@ def test_a_placeholder_is_never_drafted_nor_anything_behind_it():
     first = ids[0].tolist().index(START)
     ids[0, -1] = ids[0, first - 1]
     run = real("lookup", qwen25(), inputs, count=12)
-    context = run.whole.context.tolist()
+    context = run.whole.full_ids.tolist()
     assert by_hand(context, LONGEST, COUNT)[:4] == [START, VIDEO, VIDEO, END]
     drafter = drafter_of(resolve("lookup"), backbone(run.target), None, [Sampling()], 12)
     drafter.ready([run.prefill])

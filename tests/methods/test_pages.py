@@ -111,7 +111,7 @@ def test_how_much_is_read() -> None:
     target = backbone(qwen25())
     (prompt,) = target.prompts(video_input(1, grid=(2, 8, 10)))
     (prefill,) = Session(target, [Sampling()]).prefill([prompt])
-    every = prompt.index[prompt.visual].tolist()
+    every = prompt.places[prompt.visual].tolist()
     for page, keep in ((1, 0.1), (3, 0.3), (4, 0.5), (7, 0.5), (50, 0.2), (50, 0.6), (9, 0.9)):
         pruned = ByPage(keep=keep, page=page)(prefill, prompt)
         wanted, paged = max(1, round(keep * len(every))), pruned.reading.paged

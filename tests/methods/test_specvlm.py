@@ -70,7 +70,7 @@ def run_of(pair: str, method: str = "specvlm", count: int = 2, **stages: Any) ->
 def kept(run: Run) -> list[int]:
     """Which visual tokens the draft was given, counted among the visual."""
     visual = visual_rows(run.whole)
-    return [visual.index(row) for row in run.pruned.index[run.pruned.visual].tolist()]
+    return [visual.index(row) for row in run.pruned.places[run.pruned.visual].tolist()]
 
 
 def guidance(model: Any, prompt: Prompt) -> list[float]:
@@ -129,8 +129,8 @@ def test_the_kept_tokens_are_stage_one_and_stage_two(pair, keep, share, literal)
     scores = guidance(run.target, run.prefill.prompt)
     budget = share_of(len(scores), keep)
     assert kept(run) == two_stages(scores, share, budget, literal)
-    assert run.pruned.index[~run.pruned.visual].tolist() == text_rows(run.whole)
-    assert torch.equal(run.pruned.positions, run.whole.positions[:, run.pruned.index])
+    assert run.pruned.places[~run.pruned.visual].tolist() == text_rows(run.whole)
+    assert torch.equal(run.pruned.positions, run.whole.positions[:, run.pruned.places])
     if literal:
         assert len(kept(run)) > budget
     else:
@@ -240,7 +240,7 @@ def test_a_self_draft_drafts_fig_9_over_its_own_kept_keys(pair):
     Naive: the modules with a mask. Fails if the pruned prompt were prefilled anew (the control).
     """
     run = run_of(pair, "specvlm-self", count=8)
-    model, rows = run.target, run.pruned.index.tolist()
+    model, rows = run.target, run.pruned.places.tolist()
     scores = guidance(model, run.prefill.prompt)
     assert kept(run) == two_stages(scores, 0.5, share_of(len(scores), 0.1), False)
     anew = 0
@@ -264,7 +264,7 @@ def test_the_draft_prunes_its_own_prompt_where_towers_differ():
     """
     run = run_of("two towers")
     own = prompt_of(run.draft, video_input(grid=(4, 6, 8)))
-    assert torch.allclose(run.pruned.embeds, own.embeds[run.pruned.index], atol=1e-5)
+    assert torch.allclose(run.pruned.embeds, own.embeds[run.pruned.places], atol=1e-5)
     assert not torch.allclose(run.whole.embeds, run.prefill.prompt.embeds, atol=1e-2)
     shared = run_of("one tower")
     assert backbone(shared.draft).shares_rows_with(backbone(shared.target))

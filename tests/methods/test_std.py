@@ -399,7 +399,7 @@ def test_streaming_keeps_sinks_and_a_window(family, keep):
 def test_streamings_laws_are_the_targets_over_sinks_and_window(family):
     """Claim: every head reads sinks, window and text, nothing else. Fails on any other row."""
     run = real("streaming/view=streaming-still", *case(family), count=12)
-    rows = run.pruned.index.tolist()
+    rows = run.pruned.places.tolist()
     rounds = list(run.texts())
     assert furthest(run, everywhere(run.target, rows), rounds) < 1e-4
     shifted = [*range(SINKS), *(row - 1 for row in rows[SINKS:])]
@@ -422,7 +422,7 @@ def test_streamings_window_slides_over_the_answer(family, step, monkeypatch):
     window stands still, slides too far, or takes a sink."""
     monkeypatch.setattr(drafters, "SLIDE_TOKENS", step)
     run = real("streaming", *case(family), count=16)
-    rows = run.pruned.index.tolist()
+    rows = run.pruned.places.tolist()
     window = rows
     for round, text in run.texts():
         window = slid(rows, len(window), len(text) - 1, step)

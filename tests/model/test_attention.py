@@ -344,7 +344,8 @@ def test_a_note_is_the_same_on_the_way_and_after(rows, monkeypatch):
     attend = compiled.attend
 
     def counted(*args, **kwargs):
-        keywords.extend(kwargs)
+        if "v" not in kwargs:  # Where the mass is computed from queries, there are no values.
+            keywords.extend(kwargs)
         return attend(*args, **kwargs)
 
     monkeypatch.setattr(compiled, "attend", counted)

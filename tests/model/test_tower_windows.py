@@ -220,13 +220,13 @@ def test_the_trial_of_torchs_kernel(kernel, monkeypatch, caplog):
     arguments = torch.device("cpu"), torch.float32, 4, 2
     right = Kernel()
 
-    def grouped(q, k, v, *given):
-        return right(q, *(each.repeat_interleave(2, 1) for each in (k, v)), *given)
+    def grouped(q, k, v, *given, **named):
+        return right(q, *(each.repeat_interleave(2, 1) for each in (k, v)), *given, **named)
 
-    def of_nan(q, *given):
+    def of_nan(q, *given, **named):
         return q * float("nan")
 
-    def raising(*given):
+    def raising(*given, **named):
         raise RuntimeError("no kernel image")
 
     for kernel, good in ((grouped, True), (of_nan, False), (raising, False)):

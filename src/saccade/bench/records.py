@@ -138,7 +138,13 @@ def result_fields(result: Result) -> dict[str, Any]:
 
 def peer_fields(run: TimedRun) -> dict[str, Any]:
     """Returns the fields of an ``Answer`` that a run of a peer determines."""
-    return {name: value for name, value in vars(run).items() if name != "result"}
+    return {
+        "ids": run.ids,
+        "decode": run.decode_seconds,
+        "total": run.total_seconds,
+        "counted": run.decoded_tokens,
+        "first": run.first_token_seconds,
+    }
 
 
 def append_answers(folder: Path, about: dict[str, Any], answers: Sequence[Answer]) -> None:

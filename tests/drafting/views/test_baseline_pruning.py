@@ -403,7 +403,7 @@ def test_merged_rows_are_means_of_what_was_dropped(sizes, holes, seed, keep):
     pruned = Pruned("some", some, keep)(seeing(prompt), prompt)
     merged = Merged("some", some, keep)(seeing(prompt), prompt)
     kept = [prompt.places[prompt.visual].tolist().index(i) for i in pruned.places[pruned.visual]]
-    for name in ("context", "positions", "visual", "grid", "index"):
+    for name in ("full_ids", "positions", "visual", "grid", "places"):
         assert torch.equal(getattr(merged, name), getattr(pruned, name))
     assert merged.next_position == pruned.next_position
     assert torch.equal(merged.embeds[~merged.visual], prompt.embeds[~prompt.visual])
@@ -466,7 +466,7 @@ def test_pooled_rows_are_means_of_blocks(sizes, holes, seed):
     pooled = baseline_pruning.POOLED(seeing(prompt), prompt)
     corner = prompt.select(first)
     assert pooled.grid.tolist() == [list(block) for block in order]
-    for name in ("context", "positions", "visual", "index"):
+    for name in ("full_ids", "positions", "visual", "places"):
         assert torch.equal(getattr(pooled, name), getattr(corner, name))
     assert pooled.next_position == prompt.next_position
     assert torch.equal(pooled.embeds[~pooled.visual], prompt.embeds[~prompt.visual])
@@ -500,7 +500,7 @@ def test_a_view_of_no_video_changes_nothing(kind):
         prompt = prompt_of(FAMILIES[family](0), input_for(family, 0))
         prompt = prompt.select(torch.arange(0))
         view = kind(seeing(prompt), prompt)
-        for name in ("context", "embeds", "positions", "visual", "grid", "index"):
+        for name in ("full_ids", "embeds", "positions", "visual", "grid", "places"):
             assert torch.equal(getattr(view, name), getattr(prompt, name))
         assert view.next_position == prompt.next_position and view.reading.heads is None
 

@@ -48,7 +48,7 @@ def test_a_view_keeps_its_budget_and_all_text_where_it_stood(prefill, kind, keep
     assert torch.equal(pruned.grid, whole.grid[_kept(prefill, pruned)])
     assert int((~pruned.visual).sum()) == int((~whole.visual).sum())
     assert pruned.next_position == whole.next_position
-    assert torch.equal(pruned.full_ids, whole.context), "penalties must see the whole prompt"
+    assert torch.equal(pruned.full_ids, whole.full_ids), "penalties must see the whole prompt"
 
 
 def test_full_and_none_are_the_two_ends(prefill):
