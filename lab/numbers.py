@@ -102,7 +102,8 @@ def suites(results: Path, runs: Sequence[str]) -> Iterator[str]:
                 by_method.setdefault(answer.method, []).append(answer)
         if not by_method:
             continue
-        auto, plain = by_method[AUTO], by_method[BASELINE]
+        auto = by_method[AUTO]
+        plain = by_method[BASELINE]
         cells = [
             words,
             f"{VISUAL_TOKENS.get(suite, 256):,}",
@@ -170,7 +171,8 @@ def requests_at_once(results: Path) -> Iterator[str]:
     for requests in runs[0]:
         cells = []
         for run in runs:
-            auto, plain = run[requests][AUTO], run[requests][BASELINE]
+            auto = run[requests][AUTO]
+            plain = run[requests][BASELINE]
             cells += [
                 f"{auto[measure] / plain[measure]:.2f}"
                 for measure in ("tokens_per_second", "first_token")

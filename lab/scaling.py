@@ -143,7 +143,8 @@ class Plan:
 def published_shape(name: str) -> Shape:
     """Returns the sizes of a published checkpoint, from its config alone."""
     config: Any = CONFIGS[name]()
-    text, size = architectures.text_config(config), footprint(config)
+    text = architectures.text_config(config)
+    size = footprint(config)
     embedding = text.vocab_size * text.hidden_size
     tied = config.tie_word_embeddings
     return Shape(
@@ -275,7 +276,8 @@ HEADS = (
 
 def page() -> str:
     """Returns the tables of docs/results/scaling.md, in Markdown."""
-    target, draft = published_shape(TARGET), published_shape(DRAFT)
+    target = published_shape(TARGET)
+    draft = published_shape(DRAFT)
     parts = [_weights_table((target, draft)), _gpu_table()]
     for tokens in LENGTHS:
         for batch in BATCHES:
@@ -293,7 +295,9 @@ def page() -> str:
 
 def _draft_table(target: Shape, drafts: Sequence[Shape]) -> str:
     """Returns what each draft gains where GPUs share the target and each has the whole draft."""
-    gpu, tokens, counts = GPUS[1], LENGTHS[0], GPU_COUNTS[1:]
+    gpu = GPUS[1]
+    tokens = LENGTHS[0]
+    counts = GPU_COUNTS[1:]
     speedups = {
         draft.name: [
             predict_plan(target, draft, gpu, count, "TP", tokens).decoding_speedup

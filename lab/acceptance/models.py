@@ -138,7 +138,8 @@ def randomize(model: Any, seed: int = 0) -> None:
         noise = torch.randn(weight.shape, generator=generator)
         weight.copy_((mean + spread * noise).to(device))
 
-    head, embeddings = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    head = model.get_output_embeddings().weight
+    embeddings = model.get_input_embeddings().weight
     for name, weight in model.named_parameters():
         if weight.ndim < 2:
             draw(weight, 1.0 if "norm" in name or ".ln" in name else 0.0, 0.2)

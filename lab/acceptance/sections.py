@@ -302,7 +302,8 @@ class Acceptance:
         from torch.profiler import ProfilerActivity, profile
 
         for name, share in self.report.cases((("target", 1.0), ("draft", KEPT_SHARE))):
-            model, context = self._model(name), int(self.sizes.contexts[0] * share)
+            model = self._model(name)
+            context = int(self.sizes.contexts[0] * share)
             for kind, session in zip(
                 ("captured", "ordinary"),
                 _captured_and_ordinary_sessions(model, context, 64),
@@ -316,7 +317,8 @@ class Acceptance:
 
     def check_costs(self) -> None:
         """Compares the costs by which ``auto`` decides how far to draft with real steps."""
-        target, draft = self._model("target"), self._model("draft")
+        target = self._model("target")
+        draft = self._model("draft")
         for context in self.report.cases(self.sizes.contexts[:2]):
             began = time.perf_counter()
             # Costs are measured at a power of two near the context.
@@ -357,7 +359,8 @@ class Acceptance:
         several, as costs are measured."""
         # Of an ordinary and a captured session, the captured one is timed.
         _, captured = _captured_and_ordinary_sessions(model, context, 128, kinds=(False, True))
-        captured.requests[0].pending, captured.requests[0].tree = [1], Tree()
+        captured.requests[0].pending = [1]
+        captured.requests[0].tree = Tree()
         seconds = []
         for _ in range(STEP_REPEATS + WARM_UP_STEPS):
             clock = Clock(self.device)
@@ -398,7 +401,8 @@ class Acceptance:
 
     def time_answers(self) -> None:
         """Times answers of the large pair with imposed acceptance, beside ``generate``."""
-        target, draft = self._model("target"), self._model("draft")
+        target = self._model("target")
+        draft = self._model("draft")
         self.report.note(draft_confidence=set_confidence(draft, ACCEPTANCE_RATE))
         for context in self.report.cases(self.sizes.contexts):
             prompt = with_model_dtype(
@@ -687,7 +691,9 @@ def _score_chain(session: Session, context: int, rows: int, turn: int) -> Tensor
     """Returns the logits of a chain whose tokens depend on ``turn``, over the same keys always."""
     request = session.requests[0]
     # The multipliers and moduli are arbitrary. They only give every turn other token ids below 100.
-    request.pending, request.tree, request.node_logits = [(turn * 31 + 1) % 97], Tree(), []
+    request.pending = [(turn * 31 + 1) % 97]
+    request.tree = Tree()
+    request.node_logits = []
     request.cache.length = context
     session.score({0: chain([(turn * 7 + place) % 89 for place in range(rows - 1)])})
     assert request.root_logits is not None

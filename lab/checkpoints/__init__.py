@@ -71,7 +71,8 @@ def make(
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise OptionError(f"{folder} exists and is not empty; give a new or empty folder")
-    family, size = FAMILIES[name], size or Size()
+    family = FAMILIES[name]
+    size = size or Size()
     template = TEMPLATE.replace("IMAGE", family.image).replace("VIDEO", family.video)
     template = template.replace("AUDIO", family.audio)
     if true_vocabulary:
@@ -79,7 +80,8 @@ def make(
             known = ", ".join(TRUE_VOCABULARIES)
             raise OptionError(f"no true vocabulary of {name} is known here; known: {known}")
         source = TRUE_VOCABULARIES[name]
-        tokenizer, template = source.make_tokenizer(family.tokens), source.template()
+        tokenizer = source.make_tokenizer(family.tokens)
+        template = source.template()
         size = replace(size, vocab=source.rows, tied=True)
     else:
         tokenizer = _make_tokenizer(family)

@@ -373,8 +373,10 @@ def _qwen(build: Callable[[Size, Ids], Parts], *, each_frame: bool = False) -> F
     With ``each_frame``, the processor itself puts the start and end tokens around every frame, so
     the markup of a video has none.
     """
-    start, end = QWEN_TOKENS["vision_start_token"], QWEN_TOKENS["vision_end_token"]
-    image, video = QWEN_TOKENS["image_token"], QWEN_TOKENS["video_token"]
+    start = QWEN_TOKENS["vision_start_token"]
+    end = QWEN_TOKENS["vision_end_token"]
+    image = QWEN_TOKENS["image_token"]
+    video = QWEN_TOKENS["video_token"]
     video_markup = video if each_frame else f"{start}{video}{end}"
     return Family(build, f"{start}{image}{end}", video_markup, tokens=QWEN_TOKENS)
 

@@ -55,7 +55,8 @@ def random_own_head(target: Backbone, layout: OwnLayoutName, seed: int = 0) -> d
     Its layer has the shapes of the target's last layer of attention.
     """
     draw = _random_weights(seed)
-    names, dim = OWN_NAMES[layout], target.config.hidden_size
+    names = OWN_NAMES[layout]
+    dim = target.config.hidden_size
     layer = target.text.layers[max(target.key_layers)]
     tensors = {names["layer"] + key: draw(each.shape) for key, each in layer.state_dict().items()}
     tensors[names["fc"]] = draw((dim, 2 * dim))
@@ -121,7 +122,8 @@ def random_eagle3(
     target: Backbone, style: Eagle3Style, draft_vocab: int, seed: int = 0
 ) -> dict[str, Tensor]:
     """Returns the tensors of an EAGLE-3 head, by the names of its style."""
-    draw, dim = _random_weights(seed), target.config.hidden_size
+    draw = _random_weights(seed)
+    dim = target.config.hidden_size
     prefix = "layers.0." if style == "speculators" else "midlayer."
     shapes: dict[str, tuple[int, ...]] = {
         "self_attn.q_proj.weight": (HEADS * HEAD_DIM, 2 * dim),
@@ -183,7 +185,8 @@ def dflash_settings(
     }
     if "sliding_attention" in kinds:
         layer |= {"sliding_window": DFLASH_WINDOW, "use_sliding_window": True}
-    size, ids = DFLASH_BLOCKS[style], dflash_layers(target)
+    size = DFLASH_BLOCKS[style]
+    ids = dflash_layers(target)
     if style == "speculators":
         return {
             "architectures": ["DFlashSpeculator"],
@@ -219,7 +222,8 @@ def random_dflash(
     target: Backbone, style: DFlashStyle, draft_vocab: int | None = None, seed: int = 0
 ) -> dict[str, Tensor]:
     """Returns the tensors of a DFlash head, by the names of its style."""
-    draw, dim = _random_weights(seed), target.config.hidden_size
+    draw = _random_weights(seed)
+    dim = target.config.hidden_size
     tensors = {}
     for number in range(DFLASH_LAYERS):
         shapes: dict[str, tuple[int, ...]] = {

@@ -32,7 +32,8 @@ FILE = "real-pair-h100.json"
 DOCUMENTS = ("document",)
 QUESTIONS = ("code", "prose")
 KEEP = 0.25  # The share of a document's tokens that a self-draft attends to.
-STD, STREAMING = f"std/keep={KEEP}", f"streaming/keep={KEEP}"
+STD = f"std/keep={KEEP}"
+STREAMING = f"streaming/keep={KEEP}"
 Row = Mapping[str, Any]
 Judge = Callable[[StoredResults], Finding]
 Values = Callable[[Sequence[Row], str], Mapping[str, float]]

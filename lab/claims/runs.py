@@ -24,7 +24,8 @@ def bench_arguments(name: str, results: Path, limit: int | None = None, seed: in
             f"no run is called {name}; these lie in {results}: {', '.join(stored) or 'none'}"
         )
     about, answers = records.read_run(results / name)
-    plan, suites = about["plan"], about["plan"]["suites"]
+    plan = about["plan"]
+    suites = about["plan"]["suites"]
     own_limit = len({answer.item for answer in answers if answer.suite == suites[0]})
     seed = seed or plan.get("seed", 0)
     arguments = [

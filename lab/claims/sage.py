@@ -128,7 +128,8 @@ def judge_pruning(results: StoredResults) -> Finding:
     data = results.figure("sage-pruning")
     panels = data["panels"][TAU]
     suites = results.figure_suites("sage-pruning", KEPT_RATIO, tuple(panels), ["sage"])
-    tenth, whole = data["at"].index(0.1), data["at"].index(1.0)
+    tenth = data["at"].index(0.1)
+    whole = data["at"].index(1.0)
     comparisons = [
         of_intervals(
             "a tenth kept",
@@ -197,7 +198,8 @@ def judge_smooth_acceptance(results: StoredResults) -> Finding:
             above: dict[int, float] = {}
             for clip, shares in enumerate(clips):
                 if shares[fifth - 1] is not None and shares[fifth] is not None:
-                    below[clip], above[clip] = shares[fifth - 1], shares[fifth]
+                    below[clip] = shares[fifth - 1]
+                    above[clip] = shares[fifth]
             if below:
                 label = f"alpha to {(fifth + 1) / BINS:g} less to {fifth / BINS:g}"
                 comparisons.append(paired(label, draft, RISE, above, below))

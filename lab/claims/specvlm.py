@@ -43,7 +43,8 @@ from saccade.bench.measures import Interval
 from saccade.bench.records import Answer
 
 RUN, LONG_RUN, TREE = "specvlm-2k", "specvlm-8k", CALIBRATED
-REPACKED, EAGLE = f"{TREE}/positions=repacked", f"{TREE}/shape=eagle-2"
+REPACKED = f"{TREE}/positions=repacked"
+EAGLE = f"{TREE}/shape=eagle-2"
 SELF_DRAFTED = f"specvlm-self/lambda={LAMBDA}"
 RANDOM = "sd-tree/view=random/keep=0.1"
 KEEPS = ("0.50", "0.30", "0.20", "0.10", "0.05", "0.02")  # Shares, as the figure's keys have them.
@@ -131,7 +132,8 @@ def _judge_random_pruning(results: StoredResults, pruned: float) -> Finding:
     """
     data = results.figure("specvlm-sensitivity")
     (lines,) = data["panels"].values()
-    at, whole = data["at"].index(pruned), data["at"].index(0.0)
+    at = data["at"].index(pruned)
+    whole = data["at"].index(0.0)
     suites = results.figure_suites("specvlm-sensitivity", REMAINING, tuple(lines))
     comparisons = [
         of_intervals(

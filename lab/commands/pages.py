@@ -14,7 +14,8 @@ import typer
 from saccade.cli.terminal import out
 from saccade.methods.listing import Listing
 
-METHODS, OPTIONS = Path("docs/methods/README.md"), Path("docs/options.md")
+METHODS = Path("docs/methods/README.md")
+OPTIONS = Path("docs/options.md")
 BEGIN = "<!-- `make listed` writes from here -->"
 
 

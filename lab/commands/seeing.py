@@ -22,7 +22,9 @@ app = typer.Typer(help="A language model that learns to see drawn clips.", no_ar
 RunDir = Annotated[
     Path, typer.Option(help="Has state, logs, adapter, and the folders `model` and `draft`.")
 ]
-RUN_DIR, MODEL, DRAFT = Path("runs/seeing"), "model", "draft"
+RUN_DIR = Path("runs/seeing")
+MODEL = "model"
+DRAFT = "draft"
 
 
 @app.command()
@@ -97,7 +99,8 @@ def judge(
     command = shlex.join(["python", "-m", "lab", *sys.argv[1:]])
     facts = study.run_facts(real_weights.SMOLLM2.name, digest, together, run_dir, command)
     results = measure.Results(path.with_suffix(".json"), facts, study.KINDS)
-    model, draft = load(str(run_dir / MODEL)), load(str(run_dir / DRAFT))
+    model = load(str(run_dir / MODEL))
+    draft = load(str(run_dir / DRAFT))
     with status("running the methods", quiet=False) as tell:
         if timed:
             study.time_methods(model, draft, timed, results, tell)

@@ -70,7 +70,9 @@ def goals_table(ratios: Sequence[Mapping[str, Any]]) -> Table:
 
     table = make_table(["part", "ratio"], ["x", "95 %", "goal", "met"])
     for each in ratios:
-        value, goal, met = each["value"], each["goal"], each["met"]
+        value = each["value"]
+        goal = each["goal"]
+        met = each["met"]
         interval = "" if each["interval"] is None else "{:.3f} to {:.3f}".format(*each["interval"])
         met_text = {None: Text(""), True: Text("yes", "green"), False: Text("no", "bold red")}[met]
         best = each["detail"].get("best")

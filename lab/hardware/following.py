@@ -95,7 +95,8 @@ def measure_following(model: Loaded, document: Document, *, keep: float, rounds:
     target = model.backbone.with_prefix_cache(PrefixCache(PREFIX_CACHE_BYTES))
     (prompt,) = target.prompts(document_inputs(model, document))
     refresh = Refresh()
-    view, clock = PerHead(keep=keep, refresh=refresh), Clock(target.device)
+    view = PerHead(keep=keep, refresh=refresh)
+    clock = Clock(target.device)
     room = rounds * (ACCEPTED_TOKENS + 1)
 
     def start_session(follow: int) -> tuple[Session, Prefill]:
@@ -105,9 +106,11 @@ def measure_following(model: Loaded, document: Document, *, keep: float, rounds:
         assert isinstance(first, Prefill)
         return session, first
 
-    (followed, first), (plain, _) = start_session(refresh.rows), start_session(0)
+    (followed, first) = start_session(refresh.rows)
+    (plain, _) = start_session(0)
     assert first.with_latest_attention is not None
-    draft, pruned = Session(target, [Sampling()], room=room), view(first, prompt)
+    draft = Session(target, [Sampling()], room=room)
+    pruned = view(first, prompt)
     draft.fork([first], [pruned], can_reselect=True)
     spent: dict[str, list[float]] = defaultdict(list)
 

@@ -129,7 +129,8 @@ def predict_speedups(
     Returns (reported acceptance, seconds of a target's step, seconds of a draft's step, speedup)
     for each of REPORTED.
     """
-    big, small = footprint(CONFIGS[target]()), footprint(CONFIGS[draft]())
+    big = footprint(CONFIGS[target]())
+    small = footprint(CONFIGS[draft]())
     predictions = []
     for each in REPORTED:
         target_step = bandwidth_floor(big, tokens, bandwidth)
@@ -150,7 +151,8 @@ def measure_steps(
     repeat: int = 15,
 ) -> list[Step]:
     """Times forwards over a filled cache with and without CUDA graphs and compares their logits."""
-    shape, measured = footprint(model.model.config), []
+    shape = footprint(model.model.config)
+    measured = []
     session = cost_measurement.filled_session(model, context, 1, 4 * max(rows), cuda_graphs=True)
     graphs = session.cuda_graphs
     floor_seconds = bandwidth_floor(shape, context, bandwidth, model.dtype.itemsize)

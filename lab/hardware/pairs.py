@@ -58,7 +58,8 @@ def table(tokens: int = 8192, keep: float = 0.1) -> str:
     for pair, diagnosis in sorted(
         diagnoses.items(), key=lambda item: -_outlook_at(item[1], TYPICAL_RATE).speedup
     ):
-        typical, good = _outlook_at(diagnosis, TYPICAL_RATE), _outlook_at(diagnosis, 0.9)
+        typical = _outlook_at(diagnosis, TYPICAL_RATE)
+        good = _outlook_at(diagnosis, 0.9)
         target_ms, draft_ms = (part.h100_seconds * 1e3 for part in diagnosis.parts)
         lines.append(
             f"| {pair[0]} | {pair[1]} | {format_bytes(diagnosis.needed)} | "

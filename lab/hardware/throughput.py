@@ -91,7 +91,8 @@ def _run(
         while waiting and len(scheduler) < rows:
             place = waiting.pop(0)
             number = scheduler.join(requests[place])
-            place_of[number], join_time[number] = place, time.perf_counter()
+            place_of[number] = place
+            join_time[number] = time.perf_counter()
         for news in scheduler.step():
             if news.error is not None:
                 raise news.error
@@ -104,7 +105,8 @@ def _run(
                 since_first_token = since_joining - first_token_seconds[news.number]
                 seconds_per_token.append(since_first_token / max(1, len(answer) - 1))
     seconds = time.perf_counter() - start_time
-    tokens, first = sum(map(len, ids.values())), median(first_token_seconds.values())
+    tokens = sum(map(len, ids.values()))
+    first = median(first_token_seconds.values())
     between = median(seconds_per_token), float(np.quantile(seconds_per_token, 0.95))
     return ids, Throughput(method, rows, seconds, tokens, first, between)
 

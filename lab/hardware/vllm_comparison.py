@@ -22,7 +22,8 @@ from saccade.core.errors import OptionError
 from saccade.engine.trace import environment
 from saccade.inputs.checkpoints import NAMES
 
-TARGET, DRAFT = str(NAMES["shapes"]), str(NAMES["shapes-draft"])
+TARGET = str(NAMES["shapes"])
+DRAFT = str(NAMES["shapes-draft"])
 SUITE = "shapes-caption-2k"  # Its scenes were never drawn in training.
 # Only clips are used whose answer by plain decoding had so many tokens or more in a stored run.
 MIN_ANSWER_TOKENS = 96

@@ -241,7 +241,8 @@ def _break_third_forward() -> None:
     """Makes the third forward of our draft raise, to test that the engine goes on without it."""
     from saccade.model.session import Session
 
-    score, calls = Session.score, itertools.count()
+    score = Session.score
+    calls = itertools.count()
 
     def broken(self: Session, trees: Any) -> Any:
         if next(calls) == 2:

@@ -28,7 +28,8 @@ class ModelWithClip(torch.nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self.model, self.config = model, model.config.get_text_config()
+        self.model = model
+        self.config = model.config.get_text_config()
         self.inputs: Inputs = {}
         self.ready_time = 0.0
 
@@ -64,7 +65,8 @@ class ModelWithClip(torch.nn.Module):
 def start(task: Task) -> Callable[[int], Turn]:
     """Makes the engine, and returns the function that answers with at most so many tokens."""
     pair = load_task(task)
-    device, dtype = torch.device("cpu"), torch.float32
+    device = torch.device("cpu")
+    dtype = torch.float32
     target, draft = (ModelWithClip(one.backbone.model) for one in (pair.target, pair.draft))
     engine = SpeculativeEngine(
         FlashSpecConfig(device="cpu", sampling=SamplingConfig(temperature=0.0)),

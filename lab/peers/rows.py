@@ -128,7 +128,9 @@ def table(facts: Mapping[str, Any]) -> str:
     with their rows' names), "answers" (the references' ids), "errors" by row and "versions" by
     engine.
     """
-    errors, versions, answers = facts["errors"], facts["versions"], facts["answers"]
+    errors = facts["errors"]
+    versions = facts["versions"]
+    answers = facts["answers"]
     turns: dict[str, list[Turn]] = {row.name: [] for row in ROWS}
     for one in facts["runs"]:
         turns[one["row"]].append(Turn(tuple(one["ids"]), one["first"], one["total"], one["early"]))

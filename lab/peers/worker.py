@@ -46,7 +46,8 @@ def last_error_line(error: Exception) -> str:
 
 def main() -> None:
     """Answers the requests that come by standard input until it ends."""
-    engine, fields = sys.argv[1], json.loads(sys.argv[2])
+    engine = sys.argv[1]
+    fields = json.loads(sys.argv[2])
     task = Task(**{**fields, "scene": tuple(fields["scene"])})
     # Only this module may write to the standard output. What engines print there goes to the
     # standard error from here on.

@@ -259,7 +259,8 @@ class Results:
 
     def only(self, documents: Sequence[Document], methods: Sequence[str]) -> dict[str, Any]:
         """Returns the facts with the rows of these documents and methods alone, in their order."""
-        measured, attention_rows = self.facts["measured"], self.facts["looked"]
+        measured = self.facts["measured"]
+        attention_rows = self.facts["looked"]
         return {
             **self.facts,
             "measured": [
@@ -280,7 +281,8 @@ def forward_costs(model: Loaded, tokens: int) -> dict[str, Any]:
 
     "rows" are the numbers of tokens in a forward, and "seconds" the time of each.
     """
-    target, context = model.backbone, context_bucket(tokens)
+    target = model.backbone
+    context = context_bucket(tokens)
     measured = measure_costs(target, target, context=context, draft_context=context)
     return {"context": context, "rows": measured.rows, "seconds": measured.target}
 

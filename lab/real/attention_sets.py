@@ -102,7 +102,8 @@ def measure_attention_sets(
     *_, first = session.prefill_in_chunks(0, prompt, record=True, follow_rows=STEP_TOKENS)
     assert isinstance(first, Prefill)
     assert first.mass is not None and first.with_latest_attention is not None
-    steps, before = list[AnswerStep](), first.mass
+    steps = list[AnswerStep]()
+    before = first.mass
     for start in range(0, len(answer_ids) - STEP_TOKENS, STEP_TOKENS):
         tokens = list(answer_ids[start : start + STEP_TOKENS])
         scores = session.score({0: chain(tokens)})[0]
@@ -116,7 +117,8 @@ def measure_attention_sets(
     if not steps:
         return []
     # Then every way of choosing is tried, with each share.
-    results, choices = [], chosen(first)
+    results = []
+    choices = chosen(first)
     sets = [(name, choose) for name, choosers in choices.items() for choose in choosers]
     for keep in shares:
         agreement: dict[str, list[float]] = defaultdict(list)

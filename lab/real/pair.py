@@ -260,7 +260,8 @@ def summary_table(facts: Mapping[str, Any]) -> Iterator[str]:
         by_method = _rows_by_method(facts["measured"], kind)
         if AUTO not in by_method:
             continue
-        plain, generate = by_method[PLAIN], by_method[GENERATE]
+        plain = by_method[PLAIN]
+        generate = by_method[GENERATE]
         best = _best_fixed(by_method)
         for method in (AUTO, best):
             # The names with an underscore are cells that this table leaves out.
@@ -285,7 +286,8 @@ def _rows_by_method(measured: Sequence[Row], kind: str) -> dict[str, dict[str, R
 def _kind_lines(measured: Sequence[Row]) -> Iterator[str]:
     for kind in KINDS:
         by_method = _rows_by_method(measured, kind)
-        plain, generate = by_method.get(PLAIN), by_method.get(GENERATE)
+        plain = by_method.get(PLAIN)
+        generate = by_method.get(GENERATE)
         if not plain or not generate:
             continue
         count = f"{len(plain)} prompt{'s' if len(plain) > 1 else ''}"
@@ -375,7 +377,8 @@ def _all_seconds(rows: Mapping[str, Row]) -> float:
 def _auto_line(by_method: Mapping[str, Mapping[str, Row]]) -> str:
     """Returns the sentence that compares ``auto`` with plain decoding and the best fixed method, by
     the seconds of all prompts together."""
-    best, own = _best_fixed(by_method), _all_seconds(by_method[AUTO])
+    best = _best_fixed(by_method)
+    own = _all_seconds(by_method[AUTO])
     by_plain, by_best = (_all_seconds(by_method[name]) / own for name in (PLAIN, best))
     return (
         f"Over all of these prompts `auto` decodes {by_plain:.2f} times as fast as `ar`, and "

@@ -32,7 +32,9 @@ KEEP = 0.1  # The share of keys that is kept where nothing else is said.
 SINKS = 4  # First tokens that ``Anchored`` keeps.
 WINDOW_SHARE = 0.25  # Of the kept keys, how many are the last ones where there is a window.
 MIN_TOKENS = 16  # A shorter answer has too few rounds for a tau.
-FRESH_METHOD, PAGES_METHOD, CLIP = f"fresh/keep={KEEP}", f"pages/keep={KEEP}", "clip"
+FRESH_METHOD = f"fresh/keep={KEEP}"
+PAGES_METHOD = f"pages/keep={KEEP}"
+CLIP = "clip"
 MEDIA = "documents", "clips"
 MARKS = "<!-- ablations -->", "<!-- end of ablations -->"
 Row = Mapping[str, Any]

@@ -88,7 +88,8 @@ def _write_words(axis: Axes, words: Sequence[tuple[str, bool]]) -> None:
     at, line = 0, 0
     for text, drafted in words:
         if at + len(text) > LETTERS_PER_LINE:
-            at, line = 0, line + 1
+            at = 0
+            line = line + 1
         background = {"fc": "#d8d8d8", "lw": 0, "pad": 1.0} if drafted else {"fc": "none", "lw": 0}
         colour = "black" if drafted else COLOURS[4]
         axis.text(at, line, text, family="monospace", fontsize=6, color=colour, bbox=background)

@@ -86,10 +86,8 @@ def _table(facts: Mapping[str, Any]) -> Iterator[str]:
     )
     parts = {row["layers"]: _ratios_text(row["ratio"]) for row in facts.get("layers", [])}
     if parts:
-        recurrent, attention = (
-            parts["four of Gated DeltaNet alone"],
-            parts["four of attention alone"],
-        )
+        recurrent = parts["four of Gated DeltaNet alone"]
+        attention = parts["four of attention alone"]
         yield f"| the same of four layers, Gated DeltaNet; attention | {recurrent} | {attention} |"
 
 

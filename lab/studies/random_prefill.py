@@ -61,7 +61,9 @@ def time_decoding(
 
     It runs on a CPU. The draft really reads what its view keeps, and really proposes tokens.
     """
-    prompt, cache, rules = prefill.prompt, prefill.cache, [Sampling()]
+    prompt = prefill.prompt
+    cache = prefill.cache
+    rules = [Sampling()]
     assert cache is not None
     cache.length = len(prompt)  # Forgets the keys of an earlier call with this prefill.
     session = Session(target, rules, room=tokens)

@@ -168,7 +168,8 @@ def content_word_counts(text: str) -> Counter[str]:
 
 def content_word_f1(text: str, true_text: str) -> float:
     """Returns the F1 of two texts' content words."""
-    counts, true_counts = content_word_counts(text), content_word_counts(true_text)
+    counts = content_word_counts(text)
+    true_counts = content_word_counts(true_text)
     return 2 * (counts & true_counts).total() / max(1, counts.total() + true_counts.total())
 
 

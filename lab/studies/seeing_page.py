@@ -37,7 +37,8 @@ def crossed_interval(table: np.ndarray) -> Interval:
     A draw is one random set of tokens. Draws are resampled as well as clips, because both are
     samples of many.
     """
-    rng, (clips, draws) = np.random.default_rng(0), table.shape
+    rng = np.random.default_rng(0)
+    (clips, draws) = table.shape
     clip_samples = rng.integers(clips, size=(RESAMPLES, clips, 1))
     draw_samples = rng.integers(draws, size=(RESAMPLES, 1, draws))
     means = table[clip_samples, draw_samples].mean((1, 2))
@@ -47,7 +48,8 @@ def crossed_interval(table: np.ndarray) -> Interval:
 
 def page(stored: Mapping[str, Any]) -> str:
     """Returns the page in Markdown, from what :class:`~lab.real.answers.Results` has."""
-    measured, timed = stored["measured"], stored["raced"]
+    measured = stored["measured"]
+    timed = stored["raced"]
     clips = len({row["document"] for row in measured})
     lines = [
         "# A language model that sees",

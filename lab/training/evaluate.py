@@ -97,7 +97,8 @@ def logits_under_view(
 def count_right(scores: Tensor, batch: Batch) -> Counts:
     """Counts the right predictions of logits."""
     at = batch.labels >= 0
-    labels, kinds = batch.labels[at], batch.kinds[at]
+    labels = batch.labels[at]
+    kinds = batch.kinds[at]
     right = (scores.argmax(-1) == labels).double()
     zeros = torch.zeros(1 + len(KINDS), dtype=torch.double)
     return Counts(
@@ -134,7 +135,8 @@ def teacher_forced(
     family: Family = EMBEDDED_FAMILY,
 ) -> dict[View, dict[str, float]]:
     """Returns the accuracies of a saved model under each view, computed in float32."""
-    model, proc = family.load(folder).eval(), AutoProcessor.from_pretrained(folder)
+    model = family.load(folder).eval()
+    proc = AutoProcessor.from_pretrained(folder)
     batches = evaluation_batches(
         proc, canvas, samples, task, max_objects=max_objects, form=family.form
     )
@@ -151,9 +153,11 @@ def agreement(
     target: Path, draft: Path, canvas: Canvas, samples: int = 64, task: str | None = None
 ) -> float:
     """Returns the share of positions of true answers at which both models' arg-maxes agree."""
-    p, q = build.load(target).eval(), build.load(draft).eval()
+    p = build.load(target).eval()
+    q = build.load(draft).eval()
     same = total = 0.0
     for b in evaluation_batches(build.load_processor(target), canvas, samples, task):
         hits = logits_under_view(p, b).argmax(-1) == logits_under_view(q, b).argmax(-1)
-        same, total = same + float(hits.sum()), total + hits.numel()
+        same = same + float(hits.sum())
+        total = total + hits.numel()
     return same / total

@@ -328,7 +328,8 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: T
 
     q = chunks(q * torch.rsqrt(q.square().sum(-1, keepdim=True) + EPS) * width**-0.5)
     k = chunks(k * torch.rsqrt(k.square().sum(-1, keepdim=True) + EPS))
-    v, beta = chunks(v), chunks(beta)
+    v = chunks(v)
+    beta = chunks(beta)
     decay = chunks(log_decay).cumsum(2)  # The log of the decay since the chunk began.
     causal = torch.ones(CHUNK, CHUNK, dtype=torch.bool).tril()
     # How much of what token j writes is left at token i of the same chunk.

@@ -41,7 +41,9 @@ def token_labels(
     """
     width = height if width is None else width
     temporal = min(temporal, frames)
-    steps, rows, cols = frames // temporal, height // cell, width // cell
+    steps = frames // temporal
+    rows = height // cell
+    cols = width // cell
     # Each pixel gets the number of its object, counted from 1, or 0 for background.
     ids = np.zeros((frames, height, width), dtype=np.uint8)
     for stroke in strokes(scene, frames, height, width):
@@ -77,7 +79,8 @@ def token_labels(
             colors[step, index + 1] = 1 + COLORS.index(now)
     out["color"] = colors[np.arange(steps)[:, None, None], winner]
     shape = (steps, rows, cols)
-    row_thirds, col_thirds = _thirds(rows), _thirds(cols)
+    row_thirds = _thirds(rows)
+    col_thirds = _thirds(cols)
     out["row"] = np.broadcast_to(row_thirds[None, :, None], shape).astype(np.int64)
     out["col"] = np.broadcast_to(col_thirds[None, None, :], shape).astype(np.int64)
     quarter = np.array([min(3, int(4 * m)) for m in middles], dtype=np.int64)

@@ -132,7 +132,8 @@ def _text_block(x: Tensor, cos: Tensor, sin: Tensor, block: Any, eps: float) -> 
         part(y).view(batch, n, -1, cos.shape[-1]).transpose(1, 2)
         for part in (a.q_proj, a.k_proj, a.v_proj)
     )
-    q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    q = rotate(q, cos, sin)
+    k = rotate(k, cos, sin)
     mixed = attend(q, k, v)
     x = x + a.o_proj(mixed.transpose(1, 2).reshape(batch, n, width))
     y = norm(x, block.post_attention_layernorm.weight, eps)
@@ -161,7 +162,8 @@ def vision_rope(height: int, width: int) -> tuple[Tensor, Tensor]:
     """
     dim = VISION_HIDDEN // VISION_HEADS // 2
     inv = 1.0 / (10000.0 ** (torch.arange(0, dim, 2, dtype=torch.float) / dim))
-    h, w = height // PATCH, width // PATCH
+    h = height // PATCH
+    w = width // PATCH
     rows, cols = torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")
     shape = (h // MERGE, MERGE, w // MERGE, MERGE)
     rows, cols = (a.reshape(shape).transpose(1, 2).flatten() for a in (rows, cols))
@@ -174,7 +176,8 @@ def text_rope(positions: Tensor, config: Any) -> tuple[Tensor, Tensor]:
 
     The first angles turn with the time, the next with the height, and the last with the width.
     """
-    rope, dim = config.rope_parameters, config.hidden_size // config.num_attention_heads
+    rope = config.rope_parameters
+    dim = config.hidden_size // config.num_attention_heads
     inv = 1.0 / (rope["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float) / dim))
     angle = (positions[..., None].float() * inv).split(tuple(rope["mrope_section"]), -1)
     # Part 0 of the angles is taken of axis 0, part 1 of axis 1, and part 2 of axis 2.
@@ -257,7 +260,8 @@ def grow(
     # The old layer of each layer: 2 layers that grow to 4 give [0, 0, 1, 1].
     source = [i * old // layers for i in range(layers)]
     deeper = create(layers, seed)
-    state, new_state = model.state_dict(), {}
+    state = model.state_dict()
+    new_state = {}
     for name in deeper.state_dict():
         if ".layers." not in name:
             new_state[name] = state[name]
@@ -286,7 +290,8 @@ def shrink(
     # Maps the place of an original layer in the deep model to its place before it was grown. Of 4
     # layers that were 2, it is {0: 0, 2: 1}. (-(-a // b) is a / b rounded up.)
     original_place = {-(-i * depth // layers): i for i in range(layers)}
-    state, shallower = model.state_dict(), create(layers)
+    state = model.state_dict()
+    shallower = create(layers)
     new_state = {}
     for name, value in state.items():
         head, dot, rest = name.partition(".layers.")

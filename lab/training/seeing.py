@@ -77,7 +77,8 @@ class Optimizer:
     """AdamW with gradients clipped to norm 1."""
 
     def __init__(self, adapter: nn.Module, lr: float) -> None:
-        self.lr, self._all = lr, list(adapter.parameters())
+        self.lr = lr
+        self._all = list(adapter.parameters())
         self.adam = torch.optim.AdamW(self._all, lr, betas=(0.9, 0.98), weight_decay=0.0)
 
     def step(self, scale: float) -> None:

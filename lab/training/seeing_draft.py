@@ -42,7 +42,8 @@ def make_draft(teacher: Any, tok: Any, layers: int) -> Any:
         setattr(config.text_config, name, getattr(teacher.config.text_config, name))
     model = make_untrained_model(config, 0)
     # Everything but the embeddings, whose vocabularies differ, is copied as it is.
-    state, old = model.state_dict(), pair.state_dict()
+    state = model.state_dict()
+    old = pair.state_dict()
     for name, value in state.items():
         if value.shape == old[name].shape:
             value.copy_(old[name])

@@ -166,7 +166,8 @@ def random_view(batch: Batch, ratio: float) -> Tensor:
     One of four ways to choose is drawn: evenly over all tokens, more objects than background, more
     tokens of some frames than of others, or half of the objects' tokens before all others.
     """
-    b, n = len(batch.ids), visual_tokens(batch.canvas)
+    b = len(batch.ids)
+    n = visual_tokens(batch.canvas)
     # The tokens with the highest scores are kept. Scores are random for the first of four ways.
     scores = torch.rand(b, n)
     way = int(torch.randint(4, ()))
@@ -396,7 +397,8 @@ def _write(state: Mapping[str, Any], path: Path) -> None:
 
 def load_state(run_dir: Path, name: str) -> dict[str, Any]:
     """Loads the state of a stage, whether it is finished or not."""
-    whole, part = run_dir / f"{name}.pt", run_dir / f"{name}.part.pt"
+    whole = run_dir / f"{name}.pt"
+    part = run_dir / f"{name}.part.pt"
     state: dict[str, Any] = torch.load(whole if whole.exists() else part, weights_only=True)
     return state
 

@@ -358,7 +358,8 @@ class Chat(AbstractContextManager["Chat"]):
         self._conversation = conversation
         self._sampling = sampling
         # The media and documents that the chat began with, which are sent with the first question.
-        self._first_clips, self._first_documents = [*clips], documents
+        self._first_clips = [*clips]
+        self._first_documents = documents
         self._clips: list[Clip] = []  # of all turns so far
         self._dialogue = Dialogue(() if system is None else (system_turn(system),))
         self._history: list[tuple[str, str]] = []
@@ -595,7 +596,8 @@ def _stack_level_of_caller() -> int:
     The function that calls this one passes the result to ``warnings.warn``. Level 1 is that
     function itself, level 2 its caller, and so on.
     """
-    level, frame = 1, inspect.currentframe()
+    level = 1
+    frame = inspect.currentframe()
     while (frame := frame and frame.f_back) is not None:
         if not frame.f_code.co_filename.startswith(OUR_FILES):
             return level

@@ -169,7 +169,8 @@ class Live(AbstractContextManager["Live"]):
         # exhausts a stream: then `_question_under_way` keeps new frames waiting.
         self._conversation_lock = threading.RLock()
         self._waiting_lock = threading.Lock()  # Guards the frames that wait.
-        self._stop, self._ended = threading.Event(), threading.Event()
+        self._stop = threading.Event()
+        self._ended = threading.Event()
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         if source is not None:
@@ -326,7 +327,8 @@ class Live(AbstractContextManager["Live"]):
             follows_kept_turn = not turn.segments and bool(kept_turns)
             if kept_segments or follows_kept_turn:
                 kept_turns.append(replace(turn, segments=kept_segments))
-        self._turns, self._unasked_segments = kept_turns, self._unasked_segments[left_to_drop:]
+        self._turns = kept_turns
+        self._unasked_segments = self._unasked_segments[left_to_drop:]
         # Each prompt leaves reference cycles behind. In a process as large as this one Python
         # collects them so rarely that memory would grow for hours.
         gc.collect()
@@ -513,7 +515,8 @@ def _frames_of_file(source: Any, fps: float) -> Iterator[Timed]:
     last = -1.0  # the time of the frame that was yielded last
     duration = FILE_BLOCK_SECONDS  # Until the first block is read, the file's is not known.
     while frame_count / fps < duration:
-        start, stop = frame_count / fps, (frame_count + frames_per_block) / fps
+        start = frame_count / fps
+        stop = (frame_count + frames_per_block) / fps
         clip = media.read(source, FrameSampling(fps=fps, start=start, end=stop))
         duration = clip.duration
         for frame, time in zip(clip.frames, clip.timestamps.tolist(), strict=True):

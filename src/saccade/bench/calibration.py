@@ -578,13 +578,16 @@ def _is_dominated(trial: Trial, rival: Trial, best_so_far: str) -> bool:
     equal in both, only the method ``best_so_far`` dominates, so that two trials never dominate each
     other.
     """
-    recipe, rival_recipe = resolve(trial.method), resolve(rival.method)
+    recipe = resolve(trial.method)
+    rival_recipe = resolve(rival.method)
     has_fixed_shape = Capability.FIXED_FORM in recipe.shape.offers
-    parts, rival_parts = (recipe.shape, recipe.drafter), (rival_recipe.shape, rival_recipe.drafter)
+    parts = (recipe.shape, recipe.drafter)
+    rival_parts = (rival_recipe.shape, rival_recipe.drafter)
     if not has_fixed_shape or parts != rival_parts:
         return False
     taus = [*zip(trial.taus, rival.taus, strict=True)]
-    kept, rival_kept = _kept_share(trial.method), _kept_share(rival.method)
+    kept = _kept_share(trial.method)
+    rival_kept = _kept_share(rival.method)
     if rival_kept > kept or any(rival_tau < tau for tau, rival_tau in taus):
         return False
     if rival_kept < kept or any(rival_tau > tau for tau, rival_tau in taus):

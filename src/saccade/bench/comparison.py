@@ -205,7 +205,8 @@ def _timed_run(result: Result) -> TimedRun:
 
 def _summarize(runs: Sequence[TimedRun], baseline: Sequence[TimedRun]) -> Summary:
     """Returns a method's figures over its runs and plain decoding's runs of the same turns."""
-    last, ids = runs[-1], runs[-1].ids
+    last = runs[-1]
+    ids = runs[-1].ids
     # The only token of an answer of one token comes with the prefill, so none is decoded.
     has_decoded = all(run.decoded_tokens > 0 for run in (*runs, *baseline))
     summary = Summary(

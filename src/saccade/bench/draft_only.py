@@ -35,7 +35,8 @@ def draft_only_recipe(name: str) -> Recipe:
     for a name that chooses anything but a view.
     """
     # "draft/view=uniform" has the view of "sd/view=uniform". All other parts must be those of "sd".
-    recipe, plain = resolve("sd" + name.removeprefix(PREFIX)), resolve("sd")
+    recipe = resolve("sd" + name.removeprefix(PREFIX))
+    plain = resolve("sd")
     other_parts = (recipe.drafter, recipe.shape, recipe.schedule)
     if other_parts != (plain.drafter, plain.shape, plain.schedule):
         raise OptionError(

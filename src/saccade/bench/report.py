@@ -81,7 +81,8 @@ def report_markdown(
     extra_lines: Iterable[str] = (),
 ) -> str:
     """Returns the report; ``figure_names`` are the files of each suite's figures."""
-    plan, environment = about["plan"], about["environment"]
+    plan = about["plan"]
+    environment = about["environment"]
     lines = [
         "# Benchmark",
         "",

@@ -275,7 +275,8 @@ class _ItemRun:
 
     def frames(self, turn: int) -> list[list[np.ndarray]]:
         """Returns the frames of each video and image that a turn has."""
-        clips, images = self.media_by_turn[turn]["clips"], self.media_by_turn[turn]["images"]
+        clips = self.media_by_turn[turn]["clips"]
+        images = self.media_by_turn[turn]["images"]
         return [*(list(clip.frames) for clip in clips), *([image] for image in images)]
 
     def answer(self, name: str, recipe: Recipe | None, settings: dict[str, Any]) -> list[Answer]:

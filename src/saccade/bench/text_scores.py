@@ -80,7 +80,8 @@ def _rouge(answer_words: Sequence[str], right_words: Sequence[str]) -> float:
     common = _longest_common(answer_words, right_words)
     if not common:
         return 0.0
-    precision, recall = common / len(answer_words), common / len(right_words)
+    precision = common / len(answer_words)
+    recall = common / len(right_words)
     return (1 + ROUGE_BETA**2) * precision * recall / (recall + ROUGE_BETA**2 * precision)
 
 
@@ -114,7 +115,8 @@ def _meteor(answer_words: Sequence[str], right_words: Sequence[str]) -> float:
     matched = _align_words(answer_words, right_words)
     if not matched:
         return 0.0
-    precision, recall = len(matched) / len(answer_words), len(matched) / len(right_words)
+    precision = len(matched) / len(answer_words)
+    recall = len(matched) / len(right_words)
     weight = METEOR_RECALL_WEIGHT
     average = precision * recall / (weight * precision + (1 - weight) * recall)
     # A new chunk begins where two matched words do not follow each other directly in both texts.

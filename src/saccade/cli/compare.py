@@ -133,7 +133,8 @@ class Comparison:
         """Prints the table and its notes."""
         from saccade.bench import terminal_output
 
-        about, repeat = self.about, self.about["repeat"]
+        about = self.about
+        repeat = self.about["repeat"]
         runs = "one run each" if repeat == 1 else f"medians of {repeat} interleaved runs"
         page.print(terminal_output.summary_table(self.rows))
         page.print(

@@ -133,7 +133,8 @@ def doctor(
     target_model = target, as_loaded(target_model[1], target_place)
     if draft_model is not None and head_kind is None:
         draft_model = draft_model[0], as_loaded(draft_model[1], draft_place, is_draft=True)
-    free_bytes, draft_free_bytes = available_bytes(target_place), available_bytes(draft_place)
+    free_bytes = available_bytes(target_place)
+    draft_free_bytes = available_bytes(draft_place)
     if memory is not None:
         free_bytes = draft_free_bytes = int(memory * GIB)
     diagnosis = examine(

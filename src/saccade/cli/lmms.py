@@ -99,7 +99,8 @@ class Saccade(Model):
         (self._recipe,) = run_setup.resolve_recipes([method.strip("\"'")])
         self._sampling = FrameSampling(num_frames=frames)
         self._max_new_tokens, self._uses_stops, self._seed = max_new_tokens, until, seed
-        self._captioner, self._device = captioner, load_options.get("device")
+        self._captioner = captioner
+        self._device = load_options.get("device")
         self._models = run_setup.load_models(
             target, draft, quiet=True, **LoadOptions(**load_options).load_arguments
         )
@@ -230,7 +231,8 @@ def ask_arguments(messages: Sequence[Mapping[str, Any]], sampling: FrameSampling
         raise OptionError("media after the first question of a conversation are not supported")
     texts = ["".join(part["text"] for part in turn if part["type"] == "text") for turn in turns]
     # ``texts`` are a question, its answer, the next question and so on, up to the last question.
-    earlier_questions, answers = texts[:-1:2], texts[1::2]
+    earlier_questions = texts[:-1:2]
+    answers = texts[1::2]
     arguments = {
         "question": texts[-1],
         "history": list(zip(earlier_questions, answers, strict=True)),
@@ -246,7 +248,8 @@ def ask_arguments(messages: Sequence[Mapping[str, Any]], sampling: FrameSampling
 
 def _frames_in_order(arguments: Mapping[str, Any]) -> list[list[np.ndarray]]:
     """Returns the frames of each video and picture, in the order of the prompt."""
-    clips, images = iter(arguments["clips"]), iter(arguments["images"])
+    clips = iter(arguments["clips"])
+    images = iter(arguments["images"])
     frames: list[list[np.ndarray]] = []
     for part in arguments.get("parts", ()):
         if part["type"] == "video":
@@ -281,9 +284,12 @@ def read_clip(part: Mapping[str, Any], sampling: FrameSampling) -> Clip:
     A video is a file, or else a list or an array of pictures. Pictures are taken as a video of
     ``DEFAULT_FPS`` frames a second, for which a start or an end raises OptionError.
     """
-    source, start, end = part["url"], part.get("start_time"), part.get("end_time")
+    source = part["url"]
+    start = part.get("start_time")
+    end = part.get("end_time")
     if isinstance(source, Mapping):
-        start, end = source.get("video_start", start), source.get("video_end", end)
+        start = source.get("video_start", start)
+        end = source.get("video_end", end)
         source = source.get("video") or source.get("url") or source.get("path")
     if isinstance(source, str | Path | bytes):
         return media.read(source, replace(sampling, start=start, end=end))

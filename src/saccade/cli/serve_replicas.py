@@ -72,7 +72,8 @@ def _handle_signals() -> tuple[threading.Event, threading.Event]:
     The caller sets the first when the replicas are ready. A signal after that sets the second. A
     signal before that, and a second one, raise KeyboardInterrupt.
     """
-    is_ready, stop_requested = threading.Event(), threading.Event()
+    is_ready = threading.Event()
+    stop_requested = threading.Event()
 
     def handle(number: int, frame: Any) -> None:
         if stop_requested.is_set() or not is_ready.is_set():

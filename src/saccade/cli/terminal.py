@@ -26,7 +26,8 @@ def console(**options: Any) -> Console:
     return Console(highlight=False, emoji=False, **options)
 
 
-out, err = console(), console(stderr=True)
+out = console()
+err = console(stderr=True)
 if not out.is_terminal:
     out = console(width=PIPED_WIDTH)
 

@@ -111,7 +111,8 @@ class FreeCores:
 
         If that sample is too old, all cores count as free until the next one.
         """
-        earlier, self._sample = self._sample, self._take_sample()
+        earlier = self._sample
+        self._sample = self._take_sample()
         is_stale = self._sample.moment - earlier.moment > STALE_SECONDS
         self._cores_of_others = 0.0 if is_stale else self._sample.cores_of_others(earlier)
 

@@ -7,7 +7,8 @@ from functools import wraps
 from typing import Any, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
-Of, V = TypeVarTuple("Of"), TypeVar("V")
+Of = TypeVarTuple("Of")
+V = TypeVar("V")
 
 
 def once(work: Callable[[*Of], V]) -> Callable[[*Of], V]:

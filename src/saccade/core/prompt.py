@@ -232,7 +232,8 @@ class Prompt:
         kept.
         """
         rows = torch.arange(len(self), device=self.visual.device) >= start
-        part, averaged_rows = self.keep_rows(rows), self.media.averaged_rows
+        part = self.keep_rows(rows)
+        averaged_rows = self.media.averaged_rows
         if averaged_rows is not None:
             averaged_rows = averaged_rows[rows[self.visual]]
         return replace(part, media=replace(part.media, averaged_rows=averaged_rows))

@@ -305,7 +305,8 @@ class DraftSeconds:
 
     def since(self, earlier: DraftSeconds) -> DraftSeconds:
         """Returns the seconds that were added after an earlier look at the same drafter."""
-        current, before = astuple(self), astuple(earlier)
+        current = astuple(self)
+        before = astuple(earlier)
         return DraftSeconds(*(later - then for later, then in zip(current, before, strict=True)))
 
 

@@ -90,7 +90,8 @@ class Round:
 
     def __repr__(self) -> str:
         """Returns one line without the laws, which are as long as the vocabulary."""
-        drafted, accepted = len(self.tree.tokens), len(self.verdict.accepted)
+        drafted = len(self.tree.tokens)
+        accepted = len(self.verdict.accepted)
         text = "" if self.decode_text is None else f" {self.text!r}"
         return f"<Round of request {self.request}: {accepted} of {drafted} accepted{text}>"
 

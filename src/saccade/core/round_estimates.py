@@ -332,7 +332,8 @@ class ForwardTimes(NamedTuple):
         draft_seconds = min(draft_seconds, FORWARD_OUTLIER_FACTOR * expected)
         if self.weight >= MIN_FORWARDS_FOR_OUTLIERS:
             seconds = min(seconds, FORWARD_OUTLIER_FACTOR * self.slowdown * believed)
-        extra_rows, memory = rows - 1, TIMES_MEMORY
+        extra_rows = rows - 1
+        memory = TIMES_MEMORY
         return self._replace(
             draft_forward=self.draft_forward.fold(draft_seconds, draft_forwards, memory),
             weight=memory * self.weight + 1,
@@ -405,7 +406,8 @@ class SecondsBySize:
         They are the constant and the slope of the least-squares line through the mean seconds of
         all sizes. If all rounds had one size, a round without requests is taken to cost nothing.
         """
-        sizes, seconds = list(self.seconds), list(self.seconds.values())
+        sizes = list(self.seconds)
+        seconds = list(self.seconds.values())
         if len(sizes) == 1:
             return 0.0, seconds[0] / sizes[0]
         per_request, fixed = linear_regression(sizes, seconds)

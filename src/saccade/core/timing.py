@@ -74,7 +74,8 @@ class Clock:
 
     def lap(self) -> float:
         """Returns the seconds since the last lap, or since the clock was made."""
-        before, self._last = self._last, self._now()
+        before = self._last
+        self._last = self._now()
         return self._last - before
 
     def elapsed(self) -> float:

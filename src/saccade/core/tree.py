@@ -215,7 +215,9 @@ def find_fault(tree: Tree, vocab: int) -> tuple[int, str] | None:
     """
     complete = min(len(tree.tokens), len(tree.parents), len(tree.q))
     for node in range(complete):
-        token, parent, q = tree.tokens[node], tree.parents[node], tree.q[node]
+        token = tree.tokens[node]
+        parent = tree.parents[node]
+        q = tree.q[node]
         if not ROOT <= parent < node:
             return node, f"node {node} has parent {parent}: parents must come first"
         if not 0 <= token < vocab or (q is not None and q.shape[0] > vocab):

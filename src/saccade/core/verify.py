@@ -38,7 +38,8 @@ def verify(tree: Tree, p: Callable[[int], Law | None], noise: Noise) -> Verdict:
             return _verdict(tree, accepted, target_token=None, kind=None)
         refused = False
         for sibling, child in enumerate(children(tree, node)):
-            x, q = tree.tokens[child], tree.q[child]
+            x = tree.tokens[child]
+            q = tree.q[child]
             # A NaN in q must reject the token. ``min`` and ``max`` return their first argument if
             # it is NaN, so the chance is NaN too, and no noise is below it. The residual is then p
             # itself. The tiny number only prevents a division by zero.

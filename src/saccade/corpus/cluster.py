@@ -94,7 +94,8 @@ def answer_on_cluster(
             while waiting or busy:
                 # Idle actors get jobs. Then this waits until one actor has loaded or answered.
                 while waiting and idle:
-                    actor, group = idle.pop(), waiting.popleft()
+                    actor = idle.pop()
+                    group = waiting.popleft()
                     busy[actor.answer.remote(group)] = actor, group
                 (done,), _ = ray.wait([*busy, *loading], num_returns=1)
                 group = []  # An actor that was loading had no jobs.

@@ -29,7 +29,8 @@ class Captioning:
         self._captioner = setup.text_maker.captioner_for(setup.view)
         self._seconds = self._waited = 0.0
         self._pending: Future[Captions] | None = None
-        device, threads = setup.target.device, torch.get_num_threads()
+        device = setup.target.device
+        threads = torch.get_num_threads()
         # The CPU threads that captions may use beside the target. If there are none, the captions
         # are made later.
         free_threads = threads

@@ -501,7 +501,8 @@ class ModelDrafter(SessionDrafter):
     def ready(self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None) -> float:
         if earlier is not None:
             return self._read_new_media(prefills, earlier)
-        views, model = views_to_read(self._setup.view), self.session.backbone
+        views = views_to_read(self._setup.view)
+        model = self.session.backbone
         assert self._captioning is not None, "prefill comes first"
         words = self._captioning.texts()
         clock = Clock(model.device)
@@ -543,7 +544,8 @@ class ModelDrafter(SessionDrafter):
         prompts = self._draft_prompts(prefills)
         seconds = clock.lap()
         for i, (prompt, prefix) in enumerate(zip(prompts, earlier.prefixes, strict=True)):
-            state, prefilled = session.requests[i], self._prefilled_prompts[i]
+            state = session.requests[i]
+            prefilled = self._prefilled_prompts[i]
             # How many leading rows of the draft's prompt were in earlier turns. Where the draft's
             # prompt may have other rows than the target's, they are counted anew.
             shared = prefix.shared_rows
@@ -656,7 +658,8 @@ class SelfDrafter(SessionDrafter):
     def _slide(self, request: int) -> None:
         """Slides a request's window once ``SLIDE_TOKENS`` rows or more were added to it: drops that
         many of the prompt's rows, the first ones after the attention sinks."""
-        state, sinks = self.session.requests[request], self._key_updates.sinks or 0
+        state = self.session.requests[request]
+        sinks = self._key_updates.sinks or 0
         # How many rows the prompt has in the draft's cache, and in the target's, which keeps all.
         prompt_rows, target_prompt_rows = state.prompt_rows
         added = state.cache.length - self._window_rows[request]

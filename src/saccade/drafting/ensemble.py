@@ -141,7 +141,8 @@ class MixtureSession:
 
     def _mix(self, request: int, parts: tuple[Scores, ...]) -> Scores:
         """Returns the scores of the mixture of a request's views."""
-        tree, last = parts[0].tree, self._last.get(request)
+        tree = parts[0].tree
+        last = self._last.get(request)
         # The weights do not change within a draft, so rows that were mixed for the last tree are
         # used again: row 0, which is the root's, and row i + 1 of each node i that both trees have.
         rows = [] if last is None else list(last.rows[: 1 + count_shared_nodes(last.tree, tree)])

@@ -71,7 +71,8 @@ def _grow_together(growths: Mapping[int, Growth]) -> dict[int, Proposal]:
             for place, trees_by_request in by_place.items()
         ]
         scored = score_together(sessions_and_trees)
-        before, counted_until = counted_until, now()
+        before = counted_until
+        counted_until = now()
         for key in trees:
             seconds[key] += (counted_until - before) / len(trees)
         pairs = zip(by_place, scored, strict=True)

@@ -63,7 +63,8 @@ def opening_round(target: Scoring, request: int, cut: Cut, first: int = 0) -> Ro
     tree = {request: Tree()}
     scores = {request: target.score({first + request: Tree()})[first + request]}
     verdicts, endings = judge(tree, scores, cut)
-    verdict, finish = verdicts[request], endings[request]
+    verdict = verdicts[request]
+    finish = endings[request]
     target.commit({first + request: verdict.tokens})
     return Round(
         request,

@@ -82,7 +82,8 @@ class Conversation(AbstractContextManager["Conversation"]):
                 f"{fixed[0]}= cannot be given for a turn, because the conversation has its own; "
                 "begin another with saccade.Conversation(target, draft=...)"
             )
-        on_phase, vision = merged.pop("on_phase", None), merged.pop("vision", None)
+        on_phase = merged.pop("on_phase", None)
+        vision = merged.pop("vision", None)
         self._last_stream = start_stream(
             self._model,
             inputs,

@@ -231,7 +231,8 @@ class _ResolvedCall:
     @classmethod
     def of(cls, target: Backbone, arguments: CallArguments) -> _ResolvedCall:
         request: dict[str, Any] = {**arguments}
-        draft, method = request.pop("draft", None), request.pop("method", DEFAULT_METHOD)
+        draft = request.pop("draft", None)
+        method = request.pop("method", DEFAULT_METHOD)
         backbone = None if draft is None else current_backbone(draft)
         rounding = request.pop("draft_quantize", None)
         if rounding is not None:

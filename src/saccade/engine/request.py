@@ -124,7 +124,8 @@ class Request:
         Raises OptionError for an input or an argument that cannot be used.
         """
         # Check the arguments, and merge the settings.
-        seed, tokenizer = arguments.get("seed"), arguments.get("tokenizer")
+        seed = arguments.get("seed")
+        tokenizer = arguments.get("tokenizer")
         draft_inputs = arguments.get("draft_inputs")
         logits_processor = arguments.get("logits_processor")
         stopping_criteria = arguments.get("stopping_criteria")
@@ -145,7 +146,8 @@ class Request:
         )
         # Complete the inputs: masks, documents, and a copy of each prompt for every answer to it.
         copies = generation_settings.sequence_count(config)
-        pad, ends = config.pad_token_id, generation_settings.end_ids(config)
+        pad = config.pad_token_id
+        ends = generation_settings.end_ids(config)
         inputs = _with_attention_mask(_check_inputs(target, inputs), pad, ends)
         if isinstance(draft_inputs, Mapping):
             draft_inputs = _with_attention_mask(draft_inputs, pad, ends)
@@ -176,10 +178,8 @@ class Request:
             frequency_penalty=float(arguments.get("frequency_penalty") or 0.0),
         )
         text_maker = TextMaker(_encoder(tokenizer), arguments.get("captioner"))
-        decode, decode_with_special = (
-            _decoder(tokenizer, skips_special=True),
-            _decoder(tokenizer, skips_special=False),
-        )
+        decode = _decoder(tokenizer, skips_special=True)
+        decode_with_special = _decoder(tokenizer, skips_special=False)
         if not arguments.get("skip_special_tokens", True):
             decode = without_end(decode_with_special, ends)
         samples = bool(config.do_sample)
@@ -212,7 +212,8 @@ class Request:
         its own, because transformers does not put it into that config. Raises OptionError for an
         argument that cannot be used.
         """
-        seed, draft_inputs = arguments.get("seed"), arguments.get("draft_inputs")
+        seed = arguments.get("seed")
+        draft_inputs = arguments.get("draft_inputs")
         generation_settings.check_whole("seed", seed)
         stopping_criteria = arguments.get("stopping_criteria")
         if any(arguments.get(name) for name in PENALTIES):
@@ -220,7 +221,8 @@ class Request:
                 f"{' and '.join(PENALTIES)} cannot come through custom_generate: call "
                 "saccade.generate directly"
             )
-        tokenizer, stop_strings = arguments.get("tokenizer"), arguments.get("stop_strings")
+        tokenizer = arguments.get("tokenizer")
+        stop_strings = arguments.get("stop_strings")
         checked = generation_settings.merge_settings(
             target.model,
             arguments.get("generation_config"),
@@ -284,7 +286,8 @@ class Request:
     @property
     def ids(self) -> list[list[int]]:
         """Each request's ids without its padding."""
-        ids, mask = self.inputs["input_ids"], self.inputs.get("attention_mask")
+        ids = self.inputs["input_ids"]
+        mask = self.inputs.get("attention_mask")
         if mask is None:
             return ids.tolist()
         return [row[real].tolist() for row, real in zip(ids, mask.bool(), strict=True)]
@@ -309,7 +312,8 @@ class Request:
 
     def document_marks(self, number: int) -> list[bool]:
         """Returns for each token of a request, padding left out, whether a document contains it."""
-        marks, mask = self.inputs.get(DOCUMENT_MASK), self.inputs.get("attention_mask")
+        marks = self.inputs.get(DOCUMENT_MASK)
+        mask = self.inputs.get("attention_mask")
         if marks is None:
             return [False] * len(self.ids[number])
         row = marks[number].bool()
@@ -334,7 +338,8 @@ class Request:
                 grid = earlier.get(grid_names[name]) if name in grid_names else None
                 if old.ndim == 2 and grid is not None:
                     first_rows = int(grid[0].prod())
-                old, new = old[:first_rows], new[:first_rows]
+                old = old[:first_rows]
+                new = new[:first_rows]
             if not torch.equal(old, new):
                 return False
         return True
@@ -345,7 +350,8 @@ class Request:
 
     def check_length(self, target: Backbone) -> None:
         """Raises ModelError where a prompt is longer than the target's context."""
-        longest, most = max(map(len, self.ids)), target.max_positions
+        longest = max(map(len, self.ids))
+        most = target.max_positions
         if most is not None and longest > most:
             raise ModelError(
                 f"the prompt has {longest} tokens, and this model reads {most} at most: "

@@ -144,7 +144,8 @@ class RequestBatch:
         self.reused_tokens = [0] * len(contexts)
         self._records: list[list[RoundRecord]] = [[] for _ in contexts]
         self._finish_reasons: dict[int, FinishReason] = {}
-        self._clock, self._first_token = Clock(self.target.device), 0.0
+        self._clock = Clock(self.target.device)
+        self._first_token = 0.0
         self._stopped_before = stopped_seconds()
 
     # -- reading -------------------------------------------------------------------------------
@@ -330,7 +331,8 @@ class RequestBatch:
         self._adds_media = adds_media
         self._draft_seconds_before = self.drafter.report().seconds
         self._set_request(request)
-        self._turns, self.has_read_prompts = turns or {}, False
+        self._turns = turns or {}
+        self.has_read_prompts = False
         if turns is not None:
             self._restarted_draft = False
             # All tokens of a prompt are in the cache but the new ones of its turn.
@@ -454,7 +456,8 @@ class RequestBatch:
         # too. Only the total includes that time.
         captures = stopped_seconds() - self._stopped_before
         total = self._clock.elapsed() + captures
-        report, draft_seconds = self.drafter.report(), self._draft_seconds()
+        report = self.drafter.report()
+        draft_seconds = self._draft_seconds()
         timings = Timings(
             **self.phase_seconds,
             beside_prefill=draft_seconds.beside_prefill,
@@ -491,7 +494,8 @@ class RequestBatch:
         method or ``generate``."""
         drafts_from_target_keys = Capability.TARGET_KEYS in self.recipe.drafter.offers
         sees_all_keys = Capability.WHOLE_PROMPT in self.recipe.view.offers
-        drafts, visual_tokens = self.recipe.drafts, self.prompts[number].visual_tokens
+        drafts = self.recipe.drafts
+        visual_tokens = self.prompts[number].visual_tokens
         # Where a view has nothing to drop, a draft can still gain by rounded weights.
         has_rounded_weights = self.draft is not None and self.draft.is_rounded_copy_of(self.target)
         prunes_nothing = drafts_from_target_keys and not sees_all_keys and not visual_tokens

@@ -40,7 +40,8 @@ class ClipCache:
             return
         # While this lasts, an attribute of the instance hides the method of its class. If there was
         # such an attribute before, it is restored at the end.
-        instance_preprocess, preprocess = vars(owner).get("preprocess"), owner.preprocess
+        instance_preprocess = vars(owner).get("preprocess")
+        preprocess = owner.preprocess
         vars(owner)["preprocess"] = lambda videos, **kwargs: self._preprocess_new_clips(
             preprocess, videos, kwargs
         )

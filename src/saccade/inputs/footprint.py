@@ -149,7 +149,8 @@ def eagle3_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
     """
     layer = settings.get("transformer_layer_config") or settings
     try:
-        dim, inner = layer["hidden_size"], layer["intermediate_size"]
+        dim = layer["hidden_size"]
+        inner = layer["intermediate_size"]
         heads = layer["num_attention_heads"]
         kv_heads = layer.get("num_key_value_heads") or heads
         width = layer.get("head_dim") or dim // heads
@@ -196,7 +197,8 @@ def dflash_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
         dim, inner, layers = (
             layer[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")
         )
-        heads, width = layer["num_attention_heads"], layer["head_dim"]
+        heads = layer["num_attention_heads"]
+        width = layer["head_dim"]
         kv_heads = layer.get("num_key_value_heads") or heads
         target_layers = (
             entries.get("target_layer_ids") or entries["aux_hidden_state_layer_ids"] or ()

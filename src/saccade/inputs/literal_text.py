@@ -150,7 +150,8 @@ def insert_placeholders(
     done = 0
     for match in re.finditer(mark, templated):
         number = int(match[1])
-        text, is_document = extraction.texts[number], number in extraction.documents
+        text = extraction.texts[number]
+        is_document = number in extraction.documents
         follows_a_mark = bool(texts) and match.start() == done
         previous_text, previous_is_document = texts[-1] if texts else ("", False)
         if follows_a_mark and not (is_document or previous_is_document):
@@ -231,7 +232,8 @@ def _extract(
         return text.replace(text.strip(), f"{mark}{len(texts) - 1}@")
 
     def extract_from_part(part: Mapping[str, str]) -> dict[str, str]:
-        text, is_document = part.get("text", ""), part.get("type") == DOCUMENT
+        text = part.get("text", "")
+        is_document = part.get("type") == DOCUMENT
         if not text.strip() or not (is_document or must_extract(text)):
             return dict(part)
         if is_document:

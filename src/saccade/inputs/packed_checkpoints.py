@@ -115,14 +115,16 @@ def _unpack_awq(parts: Parts, settings: Settings) -> Tensor:
 
     For each output, a group of consecutive inputs shares a scale and a zero point.
     """
-    bits, scales = int(settings["bits"]), parts["scales"].float()
+    bits = int(settings["bits"])
+    scales = parts["scales"].float()
     order = torch.tensor(AWQ_COLUMNS).argsort()
 
     def columns(words: Tensor) -> Tensor:
         codes = unpack_codes(words, bits)
         return codes.view(len(codes), -1, len(order))[:, :, order].flatten(1)
 
-    codes, zeros = columns(parts["codes"]), columns(parts["zeros"])
+    codes = columns(parts["codes"])
+    zeros = columns(parts["zeros"])
     group_size = len(codes) // len(scales)
     shifted = codes.view(len(scales), group_size, -1).float() - zeros.float()[:, None]
     return (shifted * scales[:, None]).flatten(0, 1).t()
@@ -138,7 +140,8 @@ def _unpack_gptq(parts: Parts, settings: Settings) -> Tensor:
     The part "groups" has the number of each input's group; without it, groups are consecutive
     inputs. The "gptq" format stores each zero point minus one.
     """
-    scales, words = parts["scales"].float(), parts["codes"]
+    scales = parts["scales"].float()
+    words = parts["codes"]
     groups = parts.get("groups")
     if groups is None:
         into = len(words) * WORD_BITS // int(settings["bits"])
@@ -151,7 +154,8 @@ def _unpack_gptq(parts: Parts, settings: Settings) -> Tensor:
     zeros = unpack_codes(parts["zeros"], bits)[:, : scales.shape[1]]
     if _gptq_format(settings) == GPTQ_FORMATS[0]:
         zeros = (zeros + 1) & ((1 << bits) - 1)
-    zeros_of_inputs, scales_of_inputs = zeros.t()[:, groups], scales.t()[:, groups]
+    zeros_of_inputs = zeros.t()[:, groups]
+    scales_of_inputs = scales.t()[:, groups]
     return (codes.float() - zeros_of_inputs.float()) * scales_of_inputs
 
 
@@ -166,7 +170,8 @@ def _spread(scales: Tensor, shape: Sequence[int], block: Sequence[int] | None) -
     if scales.dim() < 2:
         return scales if scales.numel() == 1 else scales[:, None]
     for axis in (-2, -1):
-        count, size = scales.shape[axis], shape[axis]
+        count = scales.shape[axis]
+        size = shape[axis]
         if count in (1, size):
             continue
         block_size = size // count if block is None else int(block[axis])
@@ -248,7 +253,8 @@ def _unpack_compressed_words(parts: Parts, settings: Settings) -> Tensor:
 
 def _unpack_compressed_numbers(parts: Parts, settings: Settings) -> Tensor:
     """Unpacks codes [out, into] that are stored as one number each: a byte, or FP8."""
-    codes, scales = parts["codes"].float(), _as_numbers(parts["scales"])
+    codes = parts["codes"].float()
+    scales = _as_numbers(parts["scales"])
     if "zeros" in parts:
         codes -= _spread_groups(
             parts["zeros"].float(), groups=None, settings=settings, shape=codes.shape

@@ -27,7 +27,8 @@ def check_tokenizers(target: str, target_tokenizer: Any, draft: str, draft_token
 
     Vocabularies may be padded differently, and one may end in special tokens that the other lacks.
     """
-    target_tokens, draft_tokens = _tokens(target_tokenizer), _tokens(draft_tokenizer)
+    target_tokens = _tokens(target_tokenizer)
+    draft_tokens = _tokens(draft_tokenizer)
     added = {*target_tokenizer.added_tokens_decoder, *draft_tokenizer.added_tokens_decoder}
     last_common = min(max(target_tokens), max(draft_tokens))
     for number in sorted(target_tokens.keys() | draft_tokens.keys()):

@@ -55,7 +55,8 @@ class TrainingDomain:
         green = sample[..., 1] - self.grey - green_tint[None, :, None]
         # Without grey and tint, a pixel of the background has only its texture left, which adds the
         # same to red as to green.
-        low, high = self.texture[0] - self.pixel_error, self.texture[1] + self.pixel_error
+        low = self.texture[0] - self.pixel_error
+        high = self.texture[1] + self.pixel_error
         is_background = (abs(red - green) <= self.pixel_error) & (low <= red) & (red <= high)
         return bool((is_background.mean((1, 2)) >= self.share).all())
 

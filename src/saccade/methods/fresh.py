@@ -66,7 +66,8 @@ def _parse(axis: str, value: str) -> Refresh | None:
     defaults = _spell_parts(Refresh())
     # A part that is left out has its default: "2" is read as 2-8-0.25.
     every, rows, hold, *surplus = [*given, *defaults[len(given) :]]
-    rounds, row_count = read_digits(every), read_digits(rows)
+    rounds = read_digits(every)
+    row_count = read_digits(rows)
     if rounds is None:
         raise MethodError(f"refresh={value} is not a number of rounds; 0 never chooses anew")
     is_hold = DECIMAL_NUMBER.fullmatch(hold) is not None and math.isfinite(float(hold))
@@ -87,7 +88,8 @@ def _spell_parts(refresh: Refresh) -> tuple[str, str, str]:
 
 def _to_text(refresh: Refresh) -> str:
     """Returns the axis's value, without the parts at the end that are the default."""
-    parts, default = _spell_parts(refresh), _spell_parts(Refresh())
+    parts = _spell_parts(refresh)
+    default = _spell_parts(Refresh())
     count = len(parts)
     while count > 1 and parts[count - 1] == default[count - 1]:
         count -= 1

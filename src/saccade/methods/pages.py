@@ -46,7 +46,8 @@ class ByPage(Budgeted):
         # Pages are smaller than ``page`` where they have to be: one page at least has to fit into
         # the budget, and one at least has to be left out.
         size = max(1, min(self.page, budget, len(rows) - budget))
-        page_count, leftover_rows = len(rows) // size, len(rows) % size
+        page_count = len(rows) // size
+        leftover_rows = len(rows) % size
         pages_per_step = max(1, round((budget - leftover_rows) / size))
         if pages_per_step >= page_count:
             return prompt  # Every page would be read.

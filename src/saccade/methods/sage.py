@@ -191,7 +191,9 @@ class Sage(Shape):
 
     def grow(self, state: SageState) -> Growing:
         # The confidence of 1 is only there to enter the loop: level 1 sets the reach that counts.
-        tree, level, reach = Tree(), 1, Reach(self, 1.0, state.max_levels)
+        tree = Tree()
+        level = 1
+        reach = Reach(self, 1.0, state.max_levels)
         frontier = [(ROOT, 1.0, 1.0)]  # (node, P of the path down to it, P of the node alone)
         while frontier and level in reach.levels:
             scores = yield tree

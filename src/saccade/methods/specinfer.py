@@ -66,7 +66,8 @@ class SampledTree(Shape):
         return max(self.widths) > 1
 
     def grow(self, state: State) -> Growing:
-        tree, leaves = Tree(), [ROOT]
+        tree = Tree()
+        leaves = [ROOT]
         for width in self.widths:
             scores: Scores = yield tree  # The draft has scored every node of the tree so far.
             level_start = len(tree)

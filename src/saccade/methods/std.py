@@ -50,7 +50,8 @@ def visual_budget(prompt: Prompt, keep: float | None, keys: int | None = None) -
     """
     if keep is not None or not prompt.visual_tokens:
         return saliency.budget(prompt.visual_tokens, keep or 0)
-    text, total = len(prompt) - prompt.visual_tokens, keys or TOTAL_KEYS
+    text = len(prompt) - prompt.visual_tokens
+    total = keys or TOTAL_KEYS
     if text >= total:
         raise MethodError(
             f"the text has {text} tokens, and text and video keys together are to be {total}: use "
@@ -68,7 +69,8 @@ def largest_places(mass: Float[Tensor, "*heads seen"], count: int) -> Int[Tensor
     does this in every round.
     """
     least = mass.topk(count).values[..., -1:]
-    above, equal = mass > least, mass == least
+    above = mass > least
+    equal = mass == least
     # The values equal to the least one fill the places that larger values leave, from the left.
     ties_taken = count - above.sum(-1, keepdim=True)
     chosen = above | (equal & (equal.cumsum(-1) <= ties_taken))

@@ -164,7 +164,9 @@ class Step:
             own_q, own_k, own_v = q, k, v
             if len(self.segments) > 1:
                 rows = slice(segment.start, segment.stop)
-                own_q, own_k, own_v = q[:, rows], k[:, rows], v[:, rows]
+                own_q = q[:, rows]
+                own_k = k[:, rows]
+                own_v = v[:, rows]
             cache, end = segment.cache, segment.end_key
             cache.write(layer, segment.first_key, own_k, own_v)
             if segment.row_queries is not None:
@@ -320,7 +322,8 @@ def _bias(segment: Segment, new: int, groups: int, dtype: torch.dtype, name: str
     """
     if segment.recent_mask is None and new == 1:
         return None
-    device, mask = segment.cache.keys[0].device, segment.mask
+    device = segment.cache.keys[0].device
+    mask = segment.mask
     last = mask.shape[1]  # How many of the last keys the segment's mask is about.
     columns = segment.first_key + new if name == "fused" else last
     bias = torch.zeros(new, columns, dtype=dtype, device=device)

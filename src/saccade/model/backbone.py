@@ -817,7 +817,8 @@ class Backbone:
         if outputs is None or tower is None:
             yield
             return
-        own_forward, forward = vars(tower).get("forward"), tower.forward
+        own_forward = vars(tower).get("forward")
+        forward = tower.forward
 
         def replay(*args: Any, **kwargs: Any) -> Any:
             for pixels, output in outputs:

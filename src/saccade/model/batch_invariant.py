@@ -156,7 +156,8 @@ def attend_in_order(
         return column + start > last[:, None]
 
     hidden_keys = (hidden_keys_of(start) for start in starts)
-    keys, values = (_block(k, start) for start in starts), (_block(v, start) for start in starts)
+    keys = (_block(k, start) for start in starts)
+    values = (_block(v, start) for start in starts)
     return _add_blocks(grouped, keys, values, hidden_keys, new).view(heads, new, width).to(q.dtype)
 
 
@@ -180,7 +181,8 @@ def _add_blocks(
         scores.append(score)
     # A maximum does not depend on the order. It is finite, because every row sees some key.
     top = torch.stack([score.amax(-1) for score in scores]).amax(0)[..., None]
-    total, weighted = torch.zeros_like(top), torch.zeros_like(grouped)
+    total = torch.zeros_like(top)
+    weighted = torch.zeros_like(grouped)
     for score, value in zip(scores, values, strict=True):
         weight = score.sub_(top).exp_()
         total += weight.sum(-1, keepdim=True)

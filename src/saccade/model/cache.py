@@ -168,7 +168,8 @@ class Cache:
         if self.lease is not None:
             # The lists are the lease's, and the pool replaces their tensors when it moves. This
             # cache leaves the pool, so it needs lists of its own.
-            self.keys, self.values = [*self.keys], [*self.values]
+            self.keys = [*self.keys]
+            self.values = [*self.values]
         for tensors in (self.keys, self.values):
             for layer, old in enumerate(tensors):
                 new = torch.empty(
@@ -181,7 +182,8 @@ class Cache:
     def _reserve_in_layer(self, layer: int, length: int) -> None:
         """Makes room in one layer, first by evicting keys that no later row sees, and then by a
         larger tensor if that is not enough."""
-        window, rows = self._window_of(layer), self.keys[layer].shape[1]
+        window = self._window_of(layer)
+        rows = self.keys[layer].shape[1]
         if length - self.starts[layer] <= rows:
             return
         dropped = 0

@@ -153,7 +153,8 @@ class StaticStates:
         filled = self._filled[request]
         if filled is not None and filled() is states:  # States are never changed in place.
             return
-        source, target = states.stacked(), _state_of(self.committed_states, request)
+        source = states.stacked()
+        target = _state_of(self.committed_states, request)
         target.window.copy_(source.window)
         if target.memory is not None and source.memory is not None:
             target.memory.copy_(source.memory)
@@ -325,7 +326,8 @@ class StaticRows:
     def read(self, delta: DeltaRows, layer: int) -> Values:
         """Does what ``recurrent.MixerRows.read`` says, and leaves behind the memory after the
         committed rows."""
-        states, rows = self._states, delta.by_request(self.size.requests)
+        states = self._states
+        rows = delta.by_request(self.size.requests)
         assert states.committed_states.memory is not None and states.states_after.memory is not None
         memory = states.committed_states.memory[layer]
         earlier = self._earlier_writes(layer) if self.size.earlier else no_writes(rows)
@@ -392,7 +394,8 @@ def solve_in_blocks(overlap: Float[Tensor, "*batch row row"], right: Tensor) -> 
         while reach < block.stop - block.start:
             if reach > 1:
                 power = power @ power
-            known, reach = known + power @ known, 2 * reach
+            known = known + power @ known
+            reach = 2 * reach
         parts.append(known)
     return parts[0] if len(parts) == 1 else torch.cat(parts, -2)
 
@@ -588,7 +591,8 @@ class RecurrentProbe(Probe):
         """Returns the nodes to be scored before the others: a chain after each cache's tokens."""
         segments = []
         for number, cache in enumerate(self.caches):
-            start, first_key = number * self.earlier, self._start(cache, size)
+            start = number * self.earlier
+            first_key = self._start(cache, size)
             segments.append(Segment(cache, start, start + self.earlier, first_key))
         rows = range(self.earlier * len(segments))
         # The factor is a prime, so the ids all differ unless the vocabulary is a multiple of it.

@@ -274,7 +274,8 @@ class StaticInputs:
             visible[number, :new, : mask.shape[1]] = mask
             visible[number, new:] = visible[number, new - 1]
         for number in range(len(leases), size.requests):
-            ids[number], positions[number] = ids[0], positions[0]
+            ids[number] = ids[0]
+            positions[number] = positions[0]
             places[number] = np.arange(size.rows)
             caches[:, number] = spare.start, spare.capacity, 0
             # Each row sees its own key only. The softmax of a row that sees no key would be NaN.
@@ -294,7 +295,8 @@ class GatheredAttention(AttentionKind):
 
     def attention(self, inputs: StaticInputs, pool: CachePool, groups: int) -> Attention:
         size = inputs.size
-        kv_heads, places = pool.kv_heads, inputs.tokens[2]
+        kv_heads = pool.kv_heads
+        places = inputs.tokens[2]
         first_rows, capacities, seen_by_all = inputs.caches
         heads = torch.arange(kv_heads, device=places.device)
         key_numbers = torch.arange(size.keys, device=places.device)
@@ -353,10 +355,12 @@ def _attend_gathered(
 
     ``written`` are the rows of the pool that the new keys go to, ``read`` those of all keys.
     """
-    keys, values = pool.keys[layer], pool.values[layer]
+    keys = pool.keys[layer]
+    values = pool.values[layer]
     write_keys_and_values(keys, values, written, k, v)
     requests, _, _, rows, count = is_masked.shape
-    kv_heads, width = k.shape[0], k.shape[2]
+    kv_heads = k.shape[0]
+    width = k.shape[2]
     grouped = q.reshape(kv_heads, groups, requests, rows, width).permute(2, 0, 1, 3, 4)
     grouped = grouped.reshape(requests * kv_heads, groups * rows, width)
     read_keys = keys.index_select(0, read).view(requests * kv_heads, count, width)
@@ -389,7 +393,8 @@ class FewRowKernels(GatheredAttention):
     kernels: Kernels
 
     def few_rows(self, inputs: StaticInputs, pool: CachePool) -> FewRowAttention:
-        caches, places = inputs.caches, inputs.tokens[2]
+        caches = inputs.caches
+        places = inputs.tokens[2]
         return FewRowAttention(self.kernels, pool.keys, pool.values, caches, places, inputs.visible)
 
     def replacement(self, reason: str) -> AttentionKind:
@@ -617,7 +622,8 @@ class CudaGraphs:
         captured instead."""
         # The inputs of the size get the probe's rows.
         rows = probe.rows(size, self._backbone.embedding_count, kind.may_branch)
-        leases, spare = self._reserve(rows.segments, size), self._spare_lease()
+        leases = self._reserve(rows.segments, size)
+        spare = self._spare_lease()
         if leases is None or spare is None or self._capture is None:
             return
         self._grow_table(max(rows.positions))
@@ -668,7 +674,8 @@ class CudaGraphs:
         assert self._fused is not None
         depth = min(CHECKED_LAYERS, len(self._fused.layers))
         rows = probe.rows(size, self._backbone.embedding_count, kind.may_branch)
-        leases, spare = self._reserve(rows.segments, size), self._spare_lease()
+        leases = self._reserve(rows.segments, size)
+        spare = self._spare_lease()
         assert leases is not None and spare is not None, "the size was captured"
         # The input of layer ``depth`` is what the layers before it have computed.
         inputs = self._static_inputs(replace(size, hidden_layers=(depth,)))
@@ -681,7 +688,8 @@ class CudaGraphs:
         agreed = []
         for number, state in enumerate(states):
             assert state.written is not None, "an ordinary forward writes hidden states"
-            start, count = number * size.rows, len(state.written)
+            start = number * size.rows
+            count = len(state.written)
             captured_hidden = inputs.hidden[depth][start : start + count]
             agreed.append(difference_share(captured_hidden, state.written) <= limit)
         return all(agreed)
@@ -888,7 +896,8 @@ def cuda_graph_capture(device: torch.device) -> Capture:
             # The forward is run once before the capture, because libraries make their workspaces
             # and plans at first use, which must not be during the capture. The stream is made here,
             # because torch by itself would capture on a stream of the first device.
-            stream, current = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+            stream = torch.cuda.Stream(device)
+            current = torch.cuda.current_stream(device)
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
                 forward()

@@ -65,7 +65,8 @@ class RmsNorm:
 
     def __init__(self, dim: int, eps: float, example: Tensor) -> None:
         """``example`` has the device and the dtype of what will be normed."""
-        self._dim, self._eps = dim, float(eps)
+        self._dim = dim
+        self._eps = float(eps)
         self._is_fp32_on_cpu = example.device.type == "cpu" and example.dtype == torch.float32
         self._eps_tensor = example.new_tensor(self._eps)
 
@@ -197,7 +198,8 @@ class FusedDecoder:
         first = _blueprint(layers[0])
         if any(_blueprint(layer) != first for layer in layers):
             return False
-        attention, mlp = layers[0].self_attn, layers[0].mlp
+        attention = layers[0].self_attn
+        mlp = layers[0].mlp
         projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
         linears = (*projections, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
         are_plain = all(type(module) is nn.Linear for module in linears)
@@ -257,7 +259,8 @@ class FusedDecoder:
                 )
             else:
                 qkv = by_head.transpose(0, 1)
-                qk, v = qkv[: heads + kv_heads], qkv[heads + kv_heads :]
+                qk = qkv[: heads + kv_heads]
+                v = qkv[heads + kv_heads :]
                 if layer.norm_qk is not None:
                     parts = zip(qk.split((heads, kv_heads)), layer.norm_qk, strict=True)
                     qk = torch.cat(

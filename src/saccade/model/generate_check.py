@@ -319,7 +319,8 @@ def _logits_differ(
     rows += [scores.logits(node) for node in range(len(tree))]
     if any(row.shape != generated_logits.shape[1:] for row in rows):
         return True
-    our_logits, generated_logits = torch.stack(rows).float(), generated_logits.float()
+    our_logits = torch.stack(rows).float()
+    generated_logits = generated_logits.float()
     generated_logits = generated_logits.masked_fill(generated_logits == float("-inf"), 0)
     our_logits = our_logits.masked_fill(our_logits == float("-inf"), 0)
     return not bool(_agree(our_logits, generated_logits, target.dtype).all())

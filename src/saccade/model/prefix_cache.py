@@ -236,7 +236,8 @@ def common_rows(one: Prompt, other: Prompt) -> int:
     if one.media.last_visible_row is not None or other.media.last_visible_row is not None:
         equal &= _last_visible_rows(one)[:length] == _last_visible_rows(other)[:length]
     for name in {*one.media.row_arguments} & {*other.media.row_arguments}:
-        values, other_values = one.media.row_arguments[name], other.media.row_arguments[name]
+        values = one.media.row_arguments[name]
+        other_values = other.media.row_arguments[name]
         equal &= (values[:length] == other_values[:length]).reshape(length, -1).all(-1)
     # The keys of a row that attends to later rows depend on those. The prompt is therefore not cut
     # inside a picture whose rows do so.

@@ -75,7 +75,8 @@ class PromptReader:
             embeds = self.model.get_input_embeddings()(ids)
         kinds = self.placeholders.items()
         image_ids = ids.new_tensor([id_ for id_, kind in kinds if kind == "image"])
-        mask, documents = inputs.get("attention_mask"), inputs.get(DOCUMENT_MASK)
+        mask = inputs.get("attention_mask")
+        documents = inputs.get(DOCUMENT_MASK)
         is_real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
         is_real = is_real.to(self.device)
         positions = self._positions(arguments.get("position_ids"), is_real)
@@ -93,7 +94,8 @@ class PromptReader:
         cell_reader = _CellReader(self, inputs)
         for number in range(len(ids)):
             rows = is_real[number]
-            own_ids, own_embeds = ids[number, rows], embeds[number, rows]
+            own_ids = ids[number, rows]
+            own_embeds = embeds[number, rows]
             visual, fixed, grid = cell_reader.next(own_ids, own_embeds)
             deepstack_stop = deepstack_start + int(visual.sum())
             own_positions = library_positions = positions[:, number, rows]

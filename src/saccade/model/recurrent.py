@@ -905,7 +905,8 @@ class GatedDelta(Mixer):
         self.conv = module.conv1d
 
     def empty(self, dtype: torch.dtype) -> State:
-        module, state = self.module, super().empty(dtype)
+        module = self.module
+        state = super().empty(dtype)
         memory = state.window.new_zeros(
             module.num_v_heads, module.head_k_dim, module.head_v_dim, dtype=torch.float32
         )

@@ -111,7 +111,8 @@ class Session:
         self._vocab = vocab
         self.vocabulary = Vocabulary(vocab, tuple(banned))
         self._banned = torch.tensor(list(banned), dtype=torch.long, device=backbone.device)
-        self._room, self.chunk = min(room, MAX_RESERVED_ANSWER_TOKENS) + DRAFT_ROOM_TOKENS, chunk
+        self._room = min(room, MAX_RESERVED_ANSWER_TOKENS) + DRAFT_ROOM_TOKENS
+        self.chunk = chunk
         uses_graphs = is_capturing_worthwhile(backbone) if cuda_graphs is None else cuda_graphs
         self.cuda_graphs: CudaGraphs | None = graphs_of(backbone) if uses_graphs else None
         # Prompts can share keys only where keys do not depend on the length of the prompt.
@@ -289,9 +290,12 @@ class Session:
     def _prefill_chunk(self, prompt: Prompt, segment: Segment) -> Float[Tensor, "rows dim"]:
         """Writes the keys and values of some rows of a prompt and returns their last hidden
         states."""
-        model, step = self.backbone, self._step([segment])
-        start, stop = segment.first_key, segment.first_key + segment.stop
-        embeds, positions = prompt.embeds[start:stop], prompt.positions[:, start:stop]
+        model = self.backbone
+        step = self._step([segment])
+        start = segment.first_key
+        stop = segment.first_key + segment.stop
+        embeds = prompt.embeds[start:stop]
+        positions = prompt.positions[:, start:stop]
         deepstack = prompt.deepstack_of(start, stop)
         length = int(prompt.positions.max()) + 1 if model.rotates_by_length else None
         row_arguments = {
@@ -322,7 +326,8 @@ class Session:
         """Returns a prefill with this attention, gathered from the processes among which the heads
         are divided."""
         gather_heads = self.backbone.shares.gather_heads
-        mass, relevance = gather_heads(attention[:, :, 0]), gather_heads(attention[:, :, 1])
+        mass = gather_heads(attention[:, :, 0])
+        relevance = gather_heads(attention[:, :, 1])
         return replace(prefill, mass=mass, relevance=relevance)
 
     def _with_latest_attention(
@@ -479,7 +484,8 @@ class Session:
     def keep_prompt_rows(self, number: int, rows: Int[Tensor, " kept"]) -> None:
         """Drops all rows of a prompt but these. The text and the tree after it stay scored."""
         request = self.requests[number]
-        cache, old_rows = request.cache, request.prompt_rows[0]
+        cache = request.cache
+        old_rows = request.prompt_rows[0]
         scored_rows = torch.arange(
             old_rows, cache.length + len(request.node_logits), device=rows.device
         )
@@ -512,7 +518,8 @@ class Session:
 
         All of them are sessions of this class over one model.
         """
-        rows, ends = Rows([], [], [], []), [0]
+        rows = Rows([], [], [], [])
+        ends = [0]
         for session, trees in batches:
             session._add_new_rows(trees, rows)
             ends.append(len(rows.logit_rows))
@@ -546,7 +553,9 @@ class Session:
     def rewind_for_timing(self, context: int) -> None:
         """Sets every request back to ``context`` keys with one token pending."""
         for request in self.requests.values():
-            request.pending, request.tree, request.node_logits = [0], Tree(), []
+            request.pending = [0]
+            request.tree = Tree()
+            request.node_logits = []
             request.cache.length = context
             if request.cache.states is not None:
                 request.cache.states.truncate(context)
@@ -560,7 +569,8 @@ class Session:
             del request.node_logits[old_nodes:]
             del request.node_likeliest[old_nodes:]
             nodes = tree.tokens[old_nodes:]
-            start, pending_count = len(forward.ids), len(request.pending)
+            start = len(forward.ids)
+            pending_count = len(request.pending)
             if not pending_count and not nodes:
                 continue
             forward.ids.extend((*request.pending, *nodes))

@@ -60,7 +60,8 @@ def window_of_kind(config: Any, kind: str) -> KeyWindow | None:
     """Returns the window of the layers of a kind, such as "sliding_attention"; None where they have
     none."""
     described = config.to_dict()
-    size, chunk = described.get("sliding_window"), described.get("attention_chunk_size")
+    size = described.get("sliding_window")
+    chunk = described.get("attention_chunk_size")
     if "chunked" in kind and chunk is not None:
         return KeyWindow(chunk, chunked=True)
     if "sliding" in kind and size is not None:

@@ -113,7 +113,9 @@ class CompletionHandler:
 
     async def _submit(self) -> None:
         """Reads the media and the text, and queues an engine request for each answer."""
-        reader, request, stop = self._engine.reader, self._request, StopSignal(self.deadline)
+        reader = self._engine.reader
+        request = self._request
+        stop = StopSignal(self.deadline)
         try:
             reading = self._service.reader_threads.run(
                 lambda: reader.read(request, stop, self._body.data_urls)

@@ -71,7 +71,9 @@ class ReplicaApp:
     def __init__(
         self, app: ASGIApp, name: str, collect: Callable[[], Awaitable[Mapping[str, str]]]
     ) -> None:
-        self._app, self._name, self._collect = app, name.encode(), collect
+        self._app = app
+        self._name = name.encode()
+        self._collect = collect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_name(message: Message) -> None:

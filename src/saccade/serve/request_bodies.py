@@ -171,7 +171,8 @@ def _unescape(body: bytearray, start: int, end: int) -> bool:
         is_plain = b"\\" not in piece
         if is_plain:
             body[written : written + len(piece)] = piece
-            read, written = stop, written + len(piece)
+            read = stop
+            written = written + len(piece)
     # If an escape of another kind was found, the piece that has it and all after it are kept as
     # they are. Otherwise nothing is unread.
     unread = bytes(body[read:end])

@@ -472,7 +472,8 @@ class RequestReader:
         return FrameSampling(**options) if options else self._media.sampling
 
     def _load_media(self, url: str, data_urls: DataUrls) -> FetchedMedia:
-        sources, data_url = self._media.sources, data_urls.pop(url, None)
+        sources = self._media.sources
+        data_url = data_urls.pop(url, None)
         return sources.load(url) if data_url is None else sources.decode_data_url(data_url)
 
     def _image(self, media: FetchedMedia, stop: StopSignal) -> np.ndarray:
@@ -514,7 +515,8 @@ def _answer_grammar(request: CompletionRequest) -> tuple[str, str] | None:
 
     Raises ApiError where two fields ask for one.
     """
-    outputs, response_format = request.structured_outputs, vars(request).get("response_format")
+    outputs = request.structured_outputs
+    response_format = vars(request).get("response_format")
     regexes = {"guided_regex": request.guided_regex}
     schemas = {"guided_json": request.guided_json}
     if outputs is not None:
@@ -535,7 +537,8 @@ def _answer_grammar(request: CompletionRequest) -> tuple[str, str] | None:
         if schema is not None
     ]
     if len(grammars) > 1:
-        first, second = grammars[0][1], grammars[1][1]
+        first = grammars[0][1]
+        second = grammars[1][1]
         message = f"{first} and {second} ask for two forms: leave one of them out"
         raise ApiError(400, message, second)
     return grammars[0] if grammars else None

@@ -100,7 +100,8 @@ class PageConversation:
             stream = conversation.chat.stream(
                 question, uploads.clips or None, documents=uploads.documents
             )
-            decoder, text = IncrementalDecoder(TextDecoder(self.model.pair.target.decode)), ""
+            decoder = IncrementalDecoder(TextDecoder(self.model.pair.target.decode))
+            text = ""
             for round in stream:
                 text += str(decoder.styled_text(round.to_record()))
                 yield text

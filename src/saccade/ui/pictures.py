@@ -133,7 +133,8 @@ def overlay_kept_tokens(frame: np.ndarray, share: np.ndarray) -> Image.Image:
     rows, columns = share.shape
     share_picture = Image.fromarray((np.nan_to_num(share).clip(0, 1) * 255).astype(np.uint8))
     mask = share_picture.resize(picture.size, Image.Resampling.NEAREST)
-    grey, black = picture.convert("L").convert("RGB"), Image.new("RGB", picture.size)
+    grey = picture.convert("L").convert("RGB")
+    black = Image.new("RGB", picture.size)
     dimmed = Image.blend(grey, black, DROPPED_DARKENING)
     picture = Image.composite(picture, dimmed, mask)
     pen = ImageDraw.Draw(picture)

@@ -84,7 +84,8 @@ class PageWatcher:
             raise OptionError("there is no question: write one")
         stream = watching.live.stream(question)
         _, end = watching.live.kept_seconds
-        decoder, text = IncrementalDecoder(TextDecoder(self.model.pair.target.decode)), ""
+        decoder = IncrementalDecoder(TextDecoder(self.model.pair.target.decode))
+        text = ""
         for round in stream:
             text += str(decoder.styled_text(round.to_record()))
             yield text

@@ -96,11 +96,13 @@ class AttentionWatch:
         attends there. ``query`` and ``key`` are [token, head, head_dim], of all requests one after
         another. ``metadata`` is vLLM's about this step, and says where each request's rows begin.
         """
-        batch, starts = self.runner.input_batch, metadata.query_start_loc.tolist()
+        batch = self.runner.input_batch
+        starts = metadata.query_start_loc.tolist()
         if number == 0:  # It is the first layer of a new step.
             self.forget_ended()
         for index, name in enumerate(batch.req_ids):
-            state, (start, stop) = self.runner.requests[name], starts[index : index + 2]
+            state = self.runner.requests[name]
+            (start, stop) = starts[index : index + 2]
             # How many of the request's tokens earlier steps have read.
             position = int(batch.num_computed_tokens_cpu[index])
             if position >= state.num_prompt_tokens or not state.mm_features:
@@ -116,7 +118,8 @@ class AttentionWatch:
 
     def _start_prompt(self, name: str, state: Any, impl: Any, key: Tensor) -> None:
         """Starts to record a prompt at its first row, if its keys fit into the allowed memory."""
-        device, length = key.device, len(state.prompt_token_ids)
+        device = key.device
+        length = len(state.prompt_token_ids)
         key_bytes = len(self._watched_layers) * length * key[0].numel() * key.element_size()
         self._prompts.pop(name, None)  # A preempted prompt begins again.
         unfinished = (
@@ -151,7 +154,8 @@ def _add_chunk(
     ``position`` is the chunk's first row in the prompt. A chunk may go on beyond the prompt, where
     vLLM reads a request again with its answer; those rows are left out.
     """
-    heads, group = impl.num_kv_heads, impl.num_heads // impl.num_kv_heads
+    heads = impl.num_kv_heads
+    group = impl.num_heads // impl.num_kv_heads
     layer_keys = prompt.keys[number]
     # The keys are copied, because vLLM may use their buffer again.
     layer_keys.append(key.reshape(len(key), heads, -1).clone())

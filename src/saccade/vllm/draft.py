@@ -114,7 +114,8 @@ class Draft(plugin.RunnerAware):
             names = self._runner.input_batch.req_ids[: len(proposals)]
             requests = {}
             for row, (name, end) in enumerate(zip(names, num_tokens_no_spec, strict=False)):
-                new, length = sampled_token_ids[row], int(end)
+                new = sampled_token_ids[row]
+                length = int(end)
                 has_room = length + self._max_length < self._config.model_config.max_model_len
                 if new and has_room:
                     requests[row] = self._request_for(name, new, token_ids_cpu[row], length)

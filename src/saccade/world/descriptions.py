@@ -104,7 +104,8 @@ def motion_phrase(scene: Scene, thing: Object) -> str:
 
 def event_clause(scene: Scene, event: Event) -> str:
     """Returns an event as a clause without its time: 'the large red circle turns green'."""
-    voice, thing = voice_of(scene), scene.objects[event.index]
+    voice = voice_of(scene)
+    thing = scene.objects[event.index]
     where = f" {place_phrase(thing.start)}" if thing.start == thing.end else ""
     name = object_name(scene, event.index)
     if event.kind == "recolour":
@@ -147,7 +148,8 @@ def _opening(scene: Scene, number: int, **medium: str) -> str:
 
 def _sentence(scene: Scene, index: int) -> str:
     """Returns the sentence of a description about one object."""
-    voice, thing = voice_of(scene), scene.objects[index]
+    voice = voice_of(scene)
+    thing = scene.objects[index]
     appears_later = any(e.index == index and e.kind == "appear" for e in scene.events)
     words = {"where": place_phrase(thing.start), "place": cell_name(thing.start)}
     does = motion_phrase(scene, thing)
@@ -179,7 +181,9 @@ def _relation(scene: Scene, first_state: State, last_state: State, cells: tuple[
 
 def _recap(scene: Scene) -> list[str]:
     """Returns what is visible at the end, how many objects moved, and one relation."""
-    end_states, voice, number = final_states(scene), voice_of(scene), len(scene.objects)
+    end_states = final_states(scene)
+    voice = voice_of(scene)
+    number = len(scene.objects)
     names = []
     for state in end_states:
         name = object_name(scene, state.index, state.color, size=False)

@@ -164,7 +164,8 @@ def _existence(scene: Scene, rng: np.random.Generator) -> Words:
     if rng.random() < 0.5:
         shape, color = _pick(rng, looks)
     else:
-        shape, color = _pick(rng, SHAPES), _pick(rng, COLORS)
+        shape = _pick(rng, SHAPES)
+        color = _pick(rng, COLORS)
     exists = (shape, color) in looks
     answer = f"Yes, there is a {color} {shape}." if exists else "No, there is none."
     return {"color": color, "shape": shape, "answer": answer}
@@ -179,9 +180,11 @@ def _relation(scene: Scene, rng: np.random.Generator) -> Words | None:
         return None
     first, second = (scene.objects[i].start for i in order)
     if first[0] != second[0]:
-        relation, is_true = "above", first[0] < second[0]
+        relation = "above"
+        is_true = first[0] < second[0]
     else:
-        relation, is_true = "to the left of", first[1] < second[1]
+        relation = "to the left of"
+        is_true = first[1] < second[1]
     subject, reference = (object_name(scene, i, size=False) for i in order)
     answer = "Yes, it is." if is_true else "No, it is not."
     return {"relation": f"the {subject} {relation} the {reference}", "answer": answer}

@@ -91,8 +91,10 @@ def sprite(shape: str, radius: float) -> Sprite:
         # radius 1.1) to the next notch (angle pi / 5, radius 0.48).
         fold = np.pi / 5
         angle = abs((np.arctan2(x, -y) + fold) % (2 * fold) - fold)
-        u, v = distance * np.cos(angle), distance * np.sin(angle)
-        notch_u, notch_v = 0.48 * np.cos(fold), 0.48 * np.sin(fold)
+        u = distance * np.cos(angle)
+        v = distance * np.sin(angle)
+        notch_u = 0.48 * np.cos(fold)
+        notch_v = 0.48 * np.sin(fold)
         # A place is inside if it lies on the centre's side of the line from the tip to the notch.
         inside = (u - 1.1) * notch_v - v * (notch_u - 1.1) <= 0
         cue = inside & (distance <= 0.26)
@@ -125,7 +127,8 @@ def _paint_layers(shape: str, radius: float, color: str) -> tuple[NDArray[Any], 
 def _background(texture: str, height: int, width: int) -> NDArray[np.uint8]:
     """Returns the background without the tint of time, [height, width, 3]. The patterns of textures
     have the same size in pixels in every picture."""
-    y, x = np.arange(height)[:, None], np.arange(width)[None, :]
+    y = np.arange(height)[:, None]
+    x = np.arange(width)[None, :]
     pattern = np.zeros((height, width))
     if texture == "striped":
         pattern += np.where(y % 8 < 4, 14.0, -14.0)
@@ -134,7 +137,8 @@ def _background(texture: str, height: int, width: int) -> NDArray[np.uint8]:
     elif texture == "speckled":
         # Each block of 2 x 2 pixels is dark or light by a hash of its place. A random generator
         # would give other blocks at another size.
-        block_y, block_x = (y // 2).astype(np.uint32), (x // 2).astype(np.uint32)
+        block_y = (y // 2).astype(np.uint32)
+        block_x = (x // 2).astype(np.uint32)
         block = block_y * np.uint32(73856093) ^ block_x * np.uint32(19349663)
         block = (block ^ (block >> np.uint32(13))) * np.uint32(1274126177)
         pattern += np.where((block >> np.uint32(16)) % 4 == 0, -28.0, 8.0)
@@ -191,8 +195,10 @@ def clip_and_sprite_slices(
     """Returns where a stroke paints: the slices of the clip [frames, y, x] and the slices of the
     sprite [y, x] that go there. The sprite is cut at the borders of the picture."""
     n = 2 * _half_side(stroke.radius) + 1
-    y0, y1 = max(0, stroke.top), min(height, stroke.top + n)
-    x0, x1 = max(0, stroke.left), min(width, stroke.left + n)
+    y0 = max(0, stroke.top)
+    y1 = min(height, stroke.top + n)
+    x0 = max(0, stroke.left)
+    x1 = min(width, stroke.left + n)
     return (
         (slice(stroke.first, stroke.stop), slice(y0, y1), slice(x0, x1)),
         (slice(y0 - stroke.top, y1 - stroke.top), slice(x0 - stroke.left, x1 - stroke.left)),

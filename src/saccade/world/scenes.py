@@ -196,7 +196,8 @@ def scene(seed: int, *, max_objects: int = 6) -> Scene:
                 paths = [path for path in paths if path and not occupied & set(path)]
                 if paths:
                     path = paths[int(rng.integers(len(paths)))]
-                    motion, end = direction, path[-1]
+                    motion = direction
+                    end = path[-1]
                     occupied |= set(path)
                     break
         color_index, shape_index = looks[index]
@@ -226,7 +227,8 @@ def state_at(scene: Scene, index: int, time: float) -> State | None:
             return None
         if event.color is not None and time >= event.time:
             color = event.color
-    y, x = thing.start[0] + 0.5, thing.start[1] + 0.5
+    y = thing.start[0] + 0.5
+    x = thing.start[1] + 0.5
     if thing.motion == "loop":
         y += LOOP_RADIUS * math.sin(2 * math.pi * time)
         x += LOOP_RADIUS * math.cos(2 * math.pi * time)
@@ -297,7 +299,8 @@ def edit_with_changes(scene: Scene, seed: int) -> tuple[Scene, tuple[Change, ...
         look = (thing.size, state.color, thing.shape, cell_name(state.cell))
         # The object keeps the colour that it has at 0.5 and loses its events, so that the pictures
         # differ in nothing but what is drawn below.
-        others, new_thing = _without_object(edited, index), replace(thing, color=state.color)
+        others = _without_object(edited, index)
+        new_thing = replace(thing, color=state.color)
         used_looks = _used_looks(others) | {(state.color, thing.shape), (thing.color, thing.shape)}
         free_cells = _free_cells(edited)
         is_still = thing.start == thing.end

@@ -165,7 +165,8 @@ def examine(
         head: the size of the draft, if that is a head. The target's config then stands for the
             head's own.
     """
-    draft_device, draft_dtype = draft_device or device, draft_dtype or dtype
+    draft_device = draft_device or device
+    draft_dtype = draft_dtype or dtype
     all_problems = list(problems)
     # What each model needs: ``parts`` are the target, and after it the draft if there is one.
     try:

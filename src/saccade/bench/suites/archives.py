@@ -116,7 +116,8 @@ class Archive:
         """
         if folder.is_dir():
             return folder
-        remaining, listed_sizes = set(names), self.listing[0]
+        remaining = set(names)
+        listed_sizes = self.listing[0]
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".part-") as scratch:
@@ -212,7 +213,8 @@ def _missing_part(names: Sequence[str]) -> str:
     one are missing cannot be known.
     """
     parts = [_split_part(name)[1].lower() for name in names]
-    width, last = len(parts[0]), parts[-1]
+    width = len(parts[0])
+    last = parts[-1]
     expected: Iterator[str]
     if last.isdigit():
         first = min(1, int(parts[0]))  # Parts are numbered from 1, or in some archives from 0.

@@ -97,7 +97,8 @@ class Dataset:
         usable_count = 0
         while undrawn and usable_count < wanted_count:
             missing_count = wanted_count - usable_count
-            drawn, undrawn = undrawn[:missing_count], undrawn[missing_count:]
+            drawn = undrawn[:missing_count]
+            undrawn = undrawn[missing_count:]
             for entry in self._read(sorted(drawn)):
                 usable_count += isinstance(entry, Item)
                 yield entry
@@ -247,7 +248,8 @@ class Dataset:
             if not (uncut_folders := _folders_of_part(media_layout.uncut_folders, part)):
                 raise
             place = self.media_index.find(name, uncut_folders)
-            start, end = row.get("start"), row.get("end")
+            start = row.get("start")
+            end = row.get("end")
         read = partial(_read_video, place, self.setting.frames, start, end, media_layout.frame_rate)
         return Medium("video", file_name(name), read)
 

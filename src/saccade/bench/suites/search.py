@@ -101,7 +101,8 @@ class _Search:
     def load(self, source: Source, folder: Path, setting: Setting) -> Dataset | None:
         """Returns the dataset in this folder, or None if the folder has none of the dataset's
         files. Raises OptionError if some are missing."""
-        benchmark, remedy = self.benchmark, self.remedy(source)
+        benchmark = self.benchmark
+        remedy = self.remedy(source)
         # The files of rows, by part.
         files = {
             part: _matching_files(folder, source.files[self.split], part) for part in self.parts
@@ -150,7 +151,8 @@ class _Search:
         That is a command which fetches the tables. With ``with_media`` it fetches the archives of
         the media instead.
         """
-        repo, media_layout = source.repos[0], self.benchmark.media
+        repo = source.repos[0]
+        media_layout = self.benchmark.media
         include = self._patterns(source.files, self.parts)
         if self.benchmark.join is not None:
             include += self.benchmark.join.files[self.split]
@@ -235,7 +237,8 @@ class _Search:
         is_offline = offline() or constants.HF_HUB_OFFLINE
         if self.root is not None or is_offline or not source.may_fetch_unasked:
             return
-        patterns, revision = self._patterns(source.files, self.parts), source.revisions[0]
+        patterns = self._patterns(source.files, self.parts)
+        revision = source.revisions[0]
         for repo in source.repos:
             logger.warning("fetching %s of %s from the hub", ", ".join(patterns), repo)
             try:

@@ -332,4 +332,5 @@ def _read_file(descriptor: int, start: int, into: memoryview) -> None:
         count = os.preadv(descriptor, [into], start)
         if not count:
             raise EOFError("a block of tensors is shorter than its message says")
-        start, into = start + count, into[count:]
+        start = start + count
+        into = into[count:]

@@ -267,7 +267,8 @@ class JobRunner:
 
     def _publish(self, request: int, draft: Draft, longer: Tree) -> None:
         """Sends the chain's last token, after writing the law that it was drawn from."""
-        q, slot = longer.q[-1], None
+        q = longer.q[-1]
+        slot = None
         if q is not None and self._job.laws is not None:
             # The slots are used in turn, so the oldest law is overwritten.
             slot = draft.sent % self._job.laws.shape[1]

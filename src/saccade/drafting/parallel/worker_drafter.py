@@ -262,7 +262,8 @@ class WorkerDrafter(Drafter, ParallelWork):
         if not self._samples:  # When sampling, the result must not depend on the draft's speed.
             self._receive()
         for request, new in tokens.items():
-            draft, count = self._drafts[request], len(new)
+            draft = self._drafts[request]
+            count = len(new)
             # Before the first proposal nothing was in flight: this is the prefill's own token.
             is_before_proposals = draft.next_count is None
             unsent, next_count = self._unsent_commits.get(request, ([], 0))

@@ -486,7 +486,8 @@ class Auto(CostedShape):
         """
         if round.p.rules.sample or not round.has_typical_duration:
             return estimates.verify_slowdown
-        requests, rows = 1, 1 + len(round.tree)
+        requests = 1
+        rows = 1 + len(round.tree)
         if round.load is not None:
             requests, rows = round.load.requests, round.load.rows
         slowdown = round.verify_seconds / self.forward_costs.verify_together(requests, rows)
@@ -501,7 +502,8 @@ class Auto(CostedShape):
         a draft. Without that, a round that decodes plainly to measure what that takes would be
         followed by another, for as long as forwards are shared.
         """
-        times, rows = estimates.times, 1 + len(round.tree)
+        times = estimates.times
+        rows = 1 + len(round.tree)
         if round.p.rules.sample or not round.has_typical_duration:
             return times
         if round.load is not None:
@@ -540,7 +542,8 @@ class Auto(CostedShape):
         reach = prod(estimates.acceptance.chance(each) for each in tree.confidences[:depth])
         # The prices in tokens, as in ``grow``.
         bar = BAR_MARGIN * plan.rate
-        level, row = bar * plan.costs.level_price(depth), bar * plan.costs.row_price(depth)
+        level = bar * plan.costs.level_price(depth)
+        row = bar * plan.costs.row_price(depth)
         ended_before_scoring = reach * estimates.acceptance.rate <= level + row
         return depth if ended_before_scoring else depth + 1
 
@@ -695,7 +698,8 @@ def _learn_from_draft(estimates: Estimates, round: Round) -> Estimates:
     verdicts: list[tuple[float, bool]] = []
     judged = 0.0
     hits, promised = 0, 0.0  # of the runners-up beside a rejected first choice
-    path, confidences = (ROOT, *round.verdict.path), round.tree.confidences
+    path = (ROOT, *round.verdict.path)
+    confidences = round.tree.confidences
     # Each node of the accepted path comes with the node that was accepted below it. The last one
     # comes with None, because nothing below it was accepted.
     for parent, accepted in zip(path, (*path[1:], None), strict=True):
@@ -704,7 +708,8 @@ def _learn_from_draft(estimates: Estimates, round: Round) -> Estimates:
         children = [node for node, above in enumerate(round.tree.parents) if above == parent]
         if not children:
             break
-        first, others = children[0], children[1:]
+        first = children[0]
+        others = children[1:]
         verdicts.append((confidences[first], accepted == first))
         judged += 1
         if accepted == first:

@@ -98,7 +98,8 @@ def measure_costs(
     step = _draft_step_seconds(measured, context, draft_context)
     target_extra, draft_extra = measured["extra_request_seconds"]
     extra = (target_extra, draft_extra)
-    rows, seconds = tuple(measured["rows"]), tuple(measured["target"])
+    rows = tuple(measured["rows"])
+    seconds = tuple(measured["target"])
     return Costs(rows, seconds, step, draft.levels_per_forward, extra_request_seconds=extra)
 
 
@@ -153,7 +154,8 @@ def _estimate(target: Backbone, draft: Backbone, context: int) -> dict[str, Any]
     def kind(model: Backbone) -> str:
         return "cuda" if model.device.type == "cuda" else "cpu"
 
-    one_row_seconds, cost_per_row = seconds(target, context), EXPECTED_COST_PER_ROW[kind(target)]
+    one_row_seconds = seconds(target, context)
+    cost_per_row = EXPECTED_COST_PER_ROW[kind(target)]
     return {
         "rows": list(EXPECTED_ROWS),
         "target": [one_row_seconds * (1 + cost_per_row * (rows - 1)) for rows in EXPECTED_ROWS],
@@ -182,7 +184,8 @@ class CorrectedCosts:
         stored = _MEASUREMENTS.load(self._key)
         if stored is None:
             return None
-        rows, seconds = tuple(stored["rows"]), tuple(stored["target"])
+        rows = tuple(stored["rows"])
+        seconds = tuple(stored["target"])
         extra = tuple(stored["extra_request_seconds"])
         optional_fields = {"extra_request_seconds": extra, "acceptance": stored["acceptance"]}
         return Costs(rows, seconds, stored["draft"], self._draft_levels, **optional_fields)

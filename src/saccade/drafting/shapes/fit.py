@@ -111,7 +111,8 @@ class Fit(CostedShape):
         # Rounds correct the target's costs alone, so the draft has no ratio of its own. The
         # smallest of the target's ratios is assumed to hold for the whole machine, and so for the
         # draft too.
-        rate, draft_ratio = learnt.accepted.mean, min(ratios[1:])
+        rate = learnt.accepted.mean
+        draft_ratio = min(ratios[1:])
         options = [
             _Option(n, expected_chain(rate, n), n, n + 1) for n in range(1, MAX_CHAIN_LENGTH + 1)
         ]

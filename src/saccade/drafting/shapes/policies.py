@@ -93,13 +93,15 @@ class Chain(Shape):
         return add(tree, last, token, q)
 
     def grow(self, state: State) -> Growing:
-        tree, ended = Tree(), False
+        tree = Tree()
+        ended = False
         while len(tree) < self.length and not ended:
             scores: Scores = yield tree
             longer = self.add_token(tree, scores)
             if longer is None:
                 break
-            tree, ended = longer, longer.tokens[-1] in scores.rules.end_ids
+            tree = longer
+            ended = longer.tokens[-1] in scores.rules.end_ids
         return tree
 
 
@@ -279,7 +281,8 @@ def grow_static(paths: Paths) -> Growing:
         # The tokens after each parent, likeliest first.
         best = {parent: tops[node_of[parent]] for parent in counts}
         for path in level:
-            parent, rank = path[:-1], path[-1]
+            parent = path[:-1]
+            rank = path[-1]
             if rank < len(best[parent]):  # The rules may leave fewer tokens than there are ranks.
                 node_of[path] = len(tree)
                 tree = add(tree, node_of[parent], best[parent][rank])

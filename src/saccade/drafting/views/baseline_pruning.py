@@ -84,7 +84,8 @@ def dycoke(prompt: Prompt, target_attention: TargetAttention, budget: int) -> In
     leaves a quarter. For a smaller budget the first frames of the groups are grouped by four again,
     and so on. Once each medium has a single frame, its tokens are sampled evenly.
     """
-    grid, time = prompt.grid, prompt.grid[:, 1]
+    grid = prompt.grid
+    time = prompt.grid[:, 1]
     first = (time == 0).nonzero().squeeze(-1)
     if min(budget, prompt.visual_tokens) <= len(first):
         return saliency.sample_evenly(first, budget)
@@ -104,7 +105,8 @@ def dycoke(prompt: Prompt, target_attention: TargetAttention, budget: int) -> In
     similarity[key[place] != partner_key] = -torch.inf  # There is no token to merge into.
     # A frame's level is how many sizes of groups (4, 16, ... frames) have a group that begins with
     # it: 0 for frame 5, 1 for frame 4, 2 for frame 16. Tokens of a lower level merge first.
-    level, stride = torch.zeros_like(time), 1
+    level = torch.zeros_like(time)
+    stride = 1
     while stride <= int(time.max()):
         stride *= GROUP_FRAMES
         level += time % stride == 0

@@ -403,7 +403,8 @@ def scattered_or_first(
     kept = [picture_tokens[_scatter(len(picture_tokens), picture_budget)]]
     # The running sum is rounded, and not each document's part, so that the parts add up to the
     # budget however short the documents are.
-    seen_tokens, spent_budget = len(picture_tokens), picture_budget
+    seen_tokens = len(picture_tokens)
+    spent_budget = picture_budget
     for number in media[is_document].unique().tolist():
         document_tokens = rows[media == number]
         seen_tokens += len(document_tokens)

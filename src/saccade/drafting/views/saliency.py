@@ -112,7 +112,8 @@ def transfer(
         return saliency[twice_middle * len(grid) // (2 * len(other_grid))]
     transferred = torch.empty(len(other_grid), dtype=saliency.dtype, device=saliency.device)
     for medium in other_grid[:, 0].unique().tolist():
-        medium_rows, other_medium_rows = grid[:, 0] == medium, other_grid[:, 0] == medium
+        medium_rows = grid[:, 0] == medium
+        other_medium_rows = other_grid[:, 0] == medium
         size = grid[medium_rows, 1:].amax(0) + 1
         other_cell = other_grid[other_medium_rows, 1:]
         # The middle of each cell of the other grid lies in this cell (t, h, w) of the grid.
@@ -161,10 +162,12 @@ def temporal(unit: Float[Tensor, "visual dim"], grid: Int[Tensor, "visual 4"]) -
     key, order = torch.sort(time_ordered_numbers(grid))
     # Consecutive keys are the same cell in consecutive frames.
     follows = (key[1:] == key[:-1] + 1).nonzero().squeeze(-1)
-    before, after = order[follows], order[follows + 1]
+    before = order[follows]
+    after = order[follows + 1]
     pairs = zip(before.split(ROWS_AT_ONCE), after.split(ROWS_AT_ONCE), strict=True)
     cosine = torch.cat([torch.linalg.vecdot(unit[first], unit[second]) for first, second in pairs])
-    total, count = unit.new_zeros(len(grid)), unit.new_zeros(len(grid))
+    total = unit.new_zeros(len(grid))
+    count = unit.new_zeros(len(grid))
     for row in (before, after):
         total.index_add_(0, row, cosine)
         count.index_add_(0, row, torch.ones_like(cosine))
@@ -198,7 +201,8 @@ def spatial(unit: Float[Tensor, "visual dim"], grid: Int[Tensor, "visual 4"], si
     for crop_tokens, is_member in zip(
         tokens.split(CROPS_AT_ONCE), are_members.split(CROPS_AT_ONCE), strict=True
     ):
-        rows, is_counted = unit[crop_tokens], is_member[:, None, :]
+        rows = unit[crop_tokens]
+        is_counted = is_member[:, None, :]
         cosine = (rows @ rows.transpose(1, 2)).double().round(decimals=COSINE_DECIMALS)
         size = is_member.sum(1)[:, None]
         mean = (cosine * is_counted).sum(-1) / size

@@ -45,7 +45,8 @@ def read(
     A source of "-" is standard input. `progress(done, total)` is called after each frame, and may
     raise to stop. Raises VideoInputError for whatever is wrong with the input.
     """
-    sampling, limits = sampling or FrameSampling(), limits or Limits()
+    sampling = sampling or FrameSampling()
+    limits = limits or Limits()
     if limits.max_frames and (sampling.num_frames or 0) > limits.max_frames:
         raise bad_option(f"num_frames may be at most {limits.max_frames}", limits.max_frames)
     if isinstance(source, str | Path) and source != "-":
@@ -76,7 +77,8 @@ def read_frames(
     `sampling` may also choose some of the images. If it is given, its own rate counts and `fps` is
     ignored.
     """
-    limits, sampling = limits or Limits(), sampling or FrameSampling(fps=fps)
+    limits = limits or Limits()
+    sampling = sampling or FrameSampling(fps=fps)
     return _sample_sequence(image_list(pictures, sampling.fps, limits), sampling, limits, progress)
 
 

@@ -76,7 +76,8 @@ def rgb_frames(array: np.ndarray, channels_first: bool = False) -> Frames:
     pixels = _bytes(array)
     # A grey picture gets an axis of one channel, and a picture becomes a video of one frame.
     if pixels.ndim == 2:
-        pixels, channels_first = pixels[..., None], False
+        pixels = pixels[..., None]
+        channels_first = False
     if pixels.ndim == 3:
         pixels = pixels[None]
     if pixels.ndim != 4 or not pixels.size:
@@ -111,7 +112,8 @@ def _bytes(array: np.ndarray) -> np.ndarray:
         raise bad_option(f"{allowed}, not {array.dtype}: convert the array")
     low = high = 0.0
     if array.size:
-        low, high = float(array.min()), float(array.max())
+        low = float(array.min())
+        high = float(array.max())
     if math.isnan(low) or low < 0 or high > (1 if is_float else MAX_BYTE):
         raise bad_option(
             f"{allowed}, not {array.dtype} from {low:g} to {high:g}: undo the processor's "

@@ -136,5 +136,6 @@ def snap_rate(rate: float, nominal: float) -> float:
 
 def make_clip(frames: Frames, seconds: float) -> Clip:
     """Returns evenly timed frames [frames, height, width, 3] as a clip, as if read from a file."""
-    times, rate = np.arange(len(frames)) * seconds / len(frames), len(frames) / seconds
+    times = np.arange(len(frames)) * seconds / len(frames)
+    rate = len(frames) / seconds
     return Clip(frames, times, seconds, rate, len(frames), rate)

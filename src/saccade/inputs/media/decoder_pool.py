@@ -159,7 +159,8 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
         ``sources`` are the paths or contents of files, and ``task_arguments`` the arguments of that
         function besides these and the limits.
         """
-        limits, stop = limits or Limits(), stop or StopSignal()
+        limits = limits or Limits()
+        stop = stop or StopSignal()
         seconds = min(self.seconds, limits.max_seconds or self.seconds)
         paths = [str(source) for source in sources if isinstance(source, Path)]
         payloads = [source for source in sources if isinstance(source, bytes)]
@@ -447,7 +448,9 @@ def _check_fields(
     duration: Any, fps: Any, source_frames: Any, sampled_fps: Any, warnings: Any
 ) -> Any:
     """Returns the other fields of a clip. Raises InvalidResponse for invalid numbers or texts."""
-    duration, fps, sampled_fps = float(duration), float(fps), float(sampled_fps)
+    duration = float(duration)
+    fps = float(fps)
+    sampled_fps = float(sampled_fps)
     if not all(math.isfinite(each) and each > 0 for each in (duration, fps, sampled_fps)):
         raise InvalidResponse
     if type(source_frames) is not int or not all(map(_is_sentence, warnings)):

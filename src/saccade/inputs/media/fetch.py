@@ -305,7 +305,8 @@ def _parse_url(url: str) -> WebAddress:
         port = parts.port
     except ValueError:
         raise _address_refusal("cannot be taken apart: check it") from None
-    scheme, host = parts.scheme, _host(parts)
+    scheme = parts.scheme
+    host = _host(parts)
     if scheme not in DEFAULT_PORTS:
         raise _address_refusal("leads to an address that is not opened: give a data: address")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -350,7 +351,8 @@ def _matches_host(entry: str, place: WebAddress) -> bool:
     # A number after the last colon is a port, except in an IPv6 address without brackets.
     is_bare_ipv6 = ":" in host and not host.endswith("]")
     if not port.isdecimal() or is_bare_ipv6:
-        host, port = entry.lower(), ""
+        host = entry.lower()
+        port = ""
     host = host.removeprefix("[").removesuffix("]")
     if place.port != (int(port) if port else DEFAULT_PORTS[place.scheme]):
         return False

@@ -75,7 +75,8 @@ def sample(
         frame_source.warnings.append(
             f"{lost} of {len(is_decoded)} frames could not be decoded and were left out"
         )
-        frames, timestamps = frames[is_decoded], timestamps[is_decoded]
+        frames = frames[is_decoded]
+        timestamps = timestamps[is_decoded]
     return Clip(
         frames,
         timestamps,

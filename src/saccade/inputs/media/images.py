@@ -103,7 +103,8 @@ class Animation:
         if len(seconds) < count:
             self.warnings.append(f"cut short or damaged: read {len(seconds)} of {count} frames")
         self.times = np.cumsum([0.0, *seconds[:-1]])
-        self.duration, self.rate = sum(seconds), len(seconds) / sum(seconds)
+        self.duration = sum(seconds)
+        self.rate = len(seconds) / sum(seconds)
 
     def fetch(self, numbers: Sequence[int]) -> Iterator[tuple[int, Image]]:
         with _open_image(self.file, self.limits) as image:

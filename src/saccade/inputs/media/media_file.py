@@ -107,7 +107,8 @@ def open_media(source: Source, limits: Limits) -> Iterator[File]:
     with contextlib.ExitStack() as stack:
         if isinstance(source, str | Path) and source != "-":
             path = check_path(source, limits)
-            label, size = printable_name(Path(source).name), path.stat().st_size
+            label = printable_name(Path(source).name)
+            size = path.stat().st_size
             try:
                 handle: Any = stack.enter_context(path.open("rb"))
             except OSError:
@@ -116,7 +117,8 @@ def open_media(source: Source, limits: Limits) -> Iterator[File]:
         else:
             label = "standard input" if isinstance(source, str | Path) else "the input"
             if isinstance(source, bytes):
-                handle, size = BytesIO(source), len(source)
+                handle = BytesIO(source)
+                size = len(source)
             else:
                 pipe: Any = sys.stdin.buffer if isinstance(source, str | Path) else source
                 if not isinstance(pipe, Readable):

@@ -45,7 +45,8 @@ def _chunks(file: Any) -> Iterator[tuple[bytes, int, int]]:
     """
     start = len(SIGNATURE)
     while len(head := file.read(8)) == 8:
-        length, kind = int.from_bytes(head[:4]), head[4:]
+        length = int.from_bytes(head[:4])
+        kind = head[4:]
         yield kind, start, length
         start += length + CHUNK_OVERHEAD
         file.seek(start)

@@ -50,7 +50,8 @@ class Video:
         packet_ticks = 0  # The duration of the last packet that has one, in ticks.
         end = 0.0  # When the last packet of any stream ends, in seconds.
         with translate_errors(file), self._stream() as (container, stream):
-            codec, unit = stream.codec_context, float(stream.time_base)
+            codec = stream.codec_context
+            unit = float(stream.time_base)
             header_rate = float(stream.average_rate or 0)
             declared = (container.duration or 0) / 1e6  # The duration in the header, in seconds.
             limits.check(self.label, size=(codec.width, codec.height), seconds=declared)
@@ -86,7 +87,8 @@ class Video:
         if self.has_no_display_times:
             ticks = decode_ticks
         if None in ticks:  # There are no times at all, so a packet counts as one tick.
-            ticks, packet_ticks = list(range(len(ticks))), 1
+            ticks = list(range(len(ticks)))
+            packet_ticks = 1
             unit = 1 / (header_rate or ASSUMED_FPS)
         pts = np.array(ticks, np.int64)
         # Packets come in decoding order. ``order`` has the displayed ones in the order of display.
@@ -240,7 +242,9 @@ def _upright(image: Image, matrix: Any) -> Image:
     # x, and the displayed y is ``from_y`` times its y.
     from_x, from_y = a, d
     if abs(b) + abs(c) > abs(a) + abs(d):
-        image, from_x, from_y = image.swapaxes(0, 1), c, b
+        image = image.swapaxes(0, 1)
+        from_x = c
+        from_y = b
     return image[:: -1 if from_y < 0 else 1, :: -1 if from_x < 0 else 1]
 
 

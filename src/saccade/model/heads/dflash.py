@@ -61,7 +61,8 @@ class BlockVisibility:
         # The rows of a block follow each other in the text. Without a window it makes no difference
         # whether rows are committed. None of them stays in the cache, because ``draft_blocks``
         # never advances it.
-        rows, at = stop - start, cache.length
+        rows = stop - start
+        at = cache.length
         if self.is_causal:
             return Segment(cache, start, stop, at, committed_rows=rows)
         if self.window is None:
@@ -334,7 +335,8 @@ class BlockHead(Head):
             visibility.segment(cache, number * size, (number + 1) * size)
             for number, cache in enumerate(caches)
         ]
-        groups, windows = self.heads // self.kv_heads, [visibility.window] * self.layer_count
+        groups = self.heads // self.kv_heads
+        windows = [visibility.window] * self.layer_count
         return Step(segments, groups, self.dtype, self.attention_choice, self.key_layers, windows)
 
     def _embed_block(self, ids: Int[Tensor, "request row"]) -> Float[Tensor, "request row dim"]:
@@ -379,7 +381,8 @@ def make_dflash_head(
     check_target(target, settings, name)
     check_layers(target, block_settings.hidden_layers, parts.get("fc.weight"), name)
     # A head without embeddings or an output matrix uses the target's.
-    embeddings, matrix = parts.get("embed_tokens.weight"), parts.get("lm_head.weight")
+    embeddings = parts.get("embed_tokens.weight")
+    matrix = parts.get("lm_head.weight")
     if (embeddings is None or matrix is None) and config.hidden_size != target.config.hidden_size:
         raise ModelError(
             f"{name} lacks embeddings or an output matrix, and the target's have another width"

@@ -292,7 +292,8 @@ def make_eagle3_head(
             raise ModelError(f"{name} is no EAGLE-3 head: it lacks {needed}")
     check_target(target, settings, name)
     layouts.add_id_map(parts, target.vocab, name)
-    draft_vocab, target_dim = len(parts["d2t"]), target.config.hidden_size
+    draft_vocab = len(parts["d2t"])
+    target_dim = target.config.hidden_size
     hidden_layers = _eagle3_layers(target, settings)
     check_layers(target, hidden_layers, parts["fc.weight"], name)
     embeddings = parts.get("embed_tokens.weight")
@@ -384,7 +385,8 @@ def check_layers(
         )
     if fc is None:
         raise ModelError(f"the head of {name} lacks fc.weight")
-    read_width, own_width = fc.shape[1], len(hidden_layers) * target.config.hidden_size
+    read_width = fc.shape[1]
+    own_width = len(hidden_layers) * target.config.hidden_size
     if read_width != own_width:
         raise ModelError(
             f"{name} is a head for another target: it reads {read_width} numbers of hidden states "

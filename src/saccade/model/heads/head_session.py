@@ -262,7 +262,8 @@ class HeadSession(Session):
         first, waiting = request.row_count, request.waiting_rows
         text_rows = torch.arange(first, first + waiting, device=self.head.device)
         hidden = request.target_hidden(slice(first, first + waiting)).to(self.head.device)
-        start, first_key = len(rows.ids), request.cache.length
+        start = len(rows.ids)
+        first_key = request.cache.length
         rows.add(
             request,
             request.context[first + 1 :],
@@ -287,7 +288,8 @@ class HeadSession(Session):
         assert request.root_output is not None
         outputs = {ROOT: request.root_output, **dict(enumerate(request.node_outputs))}
         depths = torch.tensor(trees_.depths(tree.parents)[first:stop], device=self.head.device)
-        start, first_key = len(rows.ids), request.cache.length + first
+        start = len(rows.ids)
+        first_key = request.cache.length + first
         rows.add(
             request,
             tree.tokens[first:stop],

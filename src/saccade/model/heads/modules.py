@@ -98,7 +98,8 @@ class MtpHead(HeadModule):
         super().__init__()
         dim, eps = config.hidden_size, config.rms_norm_eps
         self.embed_tokens = None
-        self.norm_embedding, self.norm_hidden = norm(dim, eps=eps), norm(dim, eps=eps)
+        self.norm_embedding = norm(dim, eps=eps)
+        self.norm_hidden = norm(dim, eps=eps)
         self.fc = nn.Linear(2 * dim, dim, bias=False)
         self.layer = layer
         self.norm = norm(dim, eps=eps)

@@ -574,7 +574,8 @@ def _call_for_all(
 ) -> Callable[[], object]:
     """Returns a call that multiplies ``rows`` random rows by the product ``name``, with one
     ``prepared`` weight after another. ``part`` has the shape and the epilogue of all of them."""
-    multiply, (out, into) = part.products[name].multiply, part.weight.shape
+    multiply = part.products[name].multiply
+    (out, into) = part.weight.shape
     x = torch.randn(rows, into).to(part.weight.dtype)
     base = None if part.bias is None else part.bias[:out]
     if part.epilogue is Epilogue.ADD:

@@ -47,7 +47,8 @@ def attention_mass(
     """
     end = int(visible_keys.max())
     if kernels.are_fp32_on_cpu(keys) and compiled.supports_head_dim(keys[0].shape[2]):
-        visible_keys, columns = visible_keys.contiguous(), columns.contiguous()
+        visible_keys = visible_keys.contiguous()
+        columns = columns.contiguous()
         mass = keys[0].new_zeros(len(keys), len(keys[0]), 2, len(columns))
         for q, k, layer_mass in zip(queries, keys, mass, strict=True):
             output = compiled.MassOutput.of(len(visible_keys), columns, layer_mass, visible_keys)
@@ -140,7 +141,9 @@ class MassRecorder:
     ) -> None:
         """``rows`` are the rows' numbers in the prompt, in order. ``stop`` is where their chunk
         ends in it, exclusive."""
-        self._rows, self._columns, self._mass = rows, columns.contiguous(), mass
+        self._rows = rows
+        self._columns = columns.contiguous()
+        self._mass = mass
         self.rows_to_chunk_end = stop - int(rows[0])
         """The number of rows from the first recorded one to the chunk's end."""
         self._queries = RowQueries(self.rows_to_chunk_end)

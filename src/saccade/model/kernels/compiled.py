@@ -120,7 +120,9 @@ def attend(
     if bias is None:
         bias_address, bias_stride, last = 0, 0, 0
     else:
-        bias_address, bias_stride, last = bias.data_ptr(), bias.stride(0), bias.shape[1]
+        bias_address = bias.data_ptr()
+        bias_stride = bias.stride(0)
+        last = bias.shape[1]
     q, k = (each if each.stride(2) == 1 else each.contiguous() for each in (q, k))
     if v is not None and v.stride(2) != 1:
         v = v.contiguous()
@@ -218,7 +220,8 @@ class Bf16Unit(Enum):
 
 def supports_bf16(unit: Bf16Unit, weight: Float[Tensor, "all into"], gated: bool = False) -> bool:
     """Returns whether :func:`multiply_bf16` can read a weight of this shape and layout."""
-    out, into = weight.shape[0] // (2 if gated else 1), weight.shape[1]
+    out = weight.shape[0] // (2 if gated else 1)
+    into = weight.shape[1]
     fills_tiles = into % TILE_INPUTS == 0 or unit is Bf16Unit.VECTORS
     return weight.is_contiguous() and out >= TILE_ROWS and fills_tiles
 
@@ -314,7 +317,8 @@ def _is_bf16_correct(unit: Bf16Unit) -> bool:
     """
     into, out, most_rows = 64, 40, 37
     numbers = torch.linspace(-9.0, 9.0, (out + most_rows) * into).sin().bfloat16().view(-1, into)
-    weight, x = numbers[:out], numbers[out:]
+    weight = numbers[:out]
+    x = numbers[out:]
     exact = x.float() @ weight.float().t()
     products = [multiply_bf16(unit, x[:rows], weight).float() for rows in (1, most_rows)]
     return all(
@@ -342,7 +346,8 @@ def is_available() -> bool:
     numbers = torch.linspace(-9.0, 9.0, 3 * heads * rows * head_dim).sin()
     q, k, v = numbers.view(3, heads, rows, head_dim)
     exact = scaled_dot_product_attention(q, k[:2], v[:2], is_causal=True, enable_gqa=True)
-    x, weight = k.flatten(0, 1), v.flatten(0, 1)
+    x = k.flatten(0, 1)
+    weight = v.flatten(0, 1)
     attended = attend(q, k[:2], v[:2], bias=None, scale=head_dim**-0.5)
     correct = torch.allclose(attended, exact, atol=TOLERANCE)
     correct &= torch.allclose(multiply(x, Panels.of(weight)), x @ weight.t(), atol=TOLERANCE)

@@ -182,7 +182,8 @@ class CodedPanels(NamedTuple):
             for numbers in (codes.codes, codes.scales)
         ]
         code_panels, scales = panels
-        count, blocks = len(code_panels), scales.shape[2]
+        count = len(code_panels)
+        blocks = scales.shape[2]
         # From [panel, output, block, quad, input of the quad] to [panel, block, quad, output, input
         # of the quad].
         quads = code_panels.view(count, OUTPUTS_PER_PANEL, blocks, CODE_BLOCK // 4, 4)
@@ -334,7 +335,8 @@ def _is_correct(product: FewBitProduct) -> bool:
     place = product.rounding.device_type
     # A weight of 64 x 64 and three rows, filled with values of a sine so that every trial is alike.
     numbers = torch.linspace(-9.0, 9.0, 64 * 64 + 3 * 64, device=place).sin().add(0.1)
-    weight, x = numbers[: 64 * 64].view(64, 64), numbers[64 * 64 :].view(3, 64)
+    weight = numbers[: 64 * 64].view(64, 64)
+    x = numbers[64 * 64 :].view(3, 64)
     exact = x @ product.rounded(weight).t()
     try:
         computed = product.multiply(x, product.prepare(weight, False), None)

@@ -161,7 +161,9 @@ class FewRowAttention:
     ) -> Float[Tensor, "row out"]:
         kernels = self.kernels
         requests, rows = self.cache_rows.shape
-        keys, values, caches = self.keys[layer], self.values[layer], self.caches
+        keys = self.keys[layer]
+        values = self.values[layer]
+        caches = self.caches
         queries = kernels.triton.rotate_and_write(
             q, k, v, keys, values, caches, self.cache_rows.flatten(), rotation, norms, eps
         )
@@ -307,7 +309,8 @@ class Trial:
     def copy(self) -> Trial:
         """Returns the same requests over buffers of their own."""
         attention = self.attention
-        keys, values = [attention.keys[0].clone()], [attention.values[0].clone()]
+        keys = [attention.keys[0].clone()]
+        values = [attention.values[0].clone()]
         copied = FewRowAttention(
             attention.kernels,
             keys,
@@ -337,7 +340,8 @@ class Trial:
             q, k = (rms_norm(x, (head_dim,), w, eps) for x, w in zip((q, k), norms, strict=True))
         if rotation is not None:
             q, k = (_rotate(each, rotation) for each in (q, k))
-        rows, outputs = attention.visible.shape[1], []
+        rows = attention.visible.shape[1]
+        outputs = []
         for number, (first, capacity, length) in enumerate(attention.caches.t().tolist()):
             new = slice(number * rows, (number + 1) * rows)
             end = length + rows
@@ -370,7 +374,8 @@ def _rotate(x: Tensor, rotation: Rotation) -> Tensor:
 
 def example_rotation_and_norms(trial: Trial) -> tuple[Rotation, Norms]:
     """Returns a rotation for the rows of a trial, and weights for the norms of queries and keys."""
-    count, width = len(trial.qkv), trial.attention.kernels.head_dim
+    count = len(trial.qkv)
+    width = trial.attention.kernels.head_dim
     angle = torch.arange(count)[:, None] * torch.linspace(0.1, 1, width)
     norms = torch.linspace(0.5, 1.5, width), torch.linspace(1.4, 0.6, width)
     cos, sin, query_norm, key_norm = (

@@ -129,7 +129,8 @@ def _add_keys(
     mixed = mixed * shrink[:, None]
     weights = weights.to(read_values.dtype)
     if WIDE:
-        weights, read_values = weights.to(tl.float32), read_values.to(tl.float32)
+        weights = weights.to(tl.float32)
+        read_values = read_values.to(tl.float32)
     mixed = tl.dot(weights, read_values, mixed, input_precision="ieee")
     return mixed, new_top, total
 
@@ -149,10 +150,12 @@ def _attend_to_split(
     ``top`` and ``total`` in ``sums_out``. ``caches`` is that of :func:`attend`.
     """
     GROUP_SIZE: tl.constexpr = HEADS // KV_HEADS  # Query heads that share a key head.
-    split, splits = tl.program_id(0), tl.num_programs(0)
+    split = tl.program_id(0)
+    splits = tl.num_programs(0)
     kv_head = tl.program_id(1) % KV_HEADS
     block = tl.program_id(1) // KV_HEADS
-    request, requests = tl.program_id(2), tl.num_programs(2)
+    request = tl.program_id(2)
+    requests = tl.num_programs(2)
     first_pool_row = tl.load(caches + request)  # Where the request's keys begin.
     capacity = tl.load(caches + requests + request)
     seen_by_all = tl.load(caches + 2 * requests + request).to(tl.int32)

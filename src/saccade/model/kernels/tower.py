@@ -176,7 +176,8 @@ def _aligned_forward(module: nn.Linear) -> Callable[[Tensor], Tensor]:
     """
 
     def forward(x: Float[Tensor, "*rows into"]) -> Float[Tensor, "*rows out"]:
-        more_in, more_out = -module.in_features % ALIGNMENT, -module.out_features % ALIGNMENT
+        more_in = -module.in_features % ALIGNMENT
+        more_out = -module.out_features % ALIGNMENT
         weight = pad(module.weight, (0, more_in, 0, more_out))
         bias = None if module.bias is None else pad(module.bias, (0, more_out))
         return linear(pad(x, (0, more_in)), weight, bias)[..., : module.out_features]

@@ -105,7 +105,9 @@ def attend(
     q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
     scale = q.shape[2] ** -0.5 if scaling is None else scaling
     borders = cu_seq_lens_q
-    heads, kv_heads, head_dim = q.shape[1], k.shape[1], q.shape[2]
+    heads = q.shape[1]
+    kv_heads = k.shape[1]
+    head_dim = q.shape[2]
     if q.dtype in DTYPES and is_flash_correct(q.device, q.dtype, heads, kv_heads, head_dim):
         longest = int((borders[1:] - borders[:-1]).max()) if max_length_q is None else max_length_q
         out = attend_by_flash(q, k, v, borders.to(torch.int32), longest, scale, bool(is_causal))

@@ -213,7 +213,8 @@ class Grammar:
         gives up too.
         """
         if self._matcher.is_error():
-            self._matcher, self._parsed_ids = _matcher(*self._arguments), []
+            self._matcher = _matcher(*self._arguments)
+            self._parsed_ids = []
         same = common_length(self._parsed_ids, answer)
         if same < len(self._parsed_ids):
             self._matcher.rollback(len(self._parsed_ids) - same)

@@ -103,7 +103,8 @@ class Reasoning:
         """
         if self.start == "closed":
             return "", text
-        marks, stripped = self.marks, text.lstrip()
+        marks = self.marks
+        stripped = text.lstrip()
         begins_with_mark = stripped.startswith(marks.opening)
         is_part_of_mark = marks.opening.startswith(stripped) and not begins_with_mark
         if is_part_of_mark and not is_complete:

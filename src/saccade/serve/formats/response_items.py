@@ -176,7 +176,8 @@ class ItemStream:
 
     def _call(self, call: ParsedCall) -> list[Event]:
         """Adds a call and returns its events. Its arguments come in one piece."""
-        index, item_id = len(self.items), f"fc_{secrets.token_hex(12)}"
+        index = len(self.items)
+        item_id = f"fc_{secrets.token_hex(12)}"
         fields = {
             "type": "function_call",
             "id": item_id,

@@ -47,10 +47,12 @@ def read_object(text: str, at: int = 0) -> tuple[dict[str, str], int]:
     if text[at : at + 1] == "}":
         return members, at + 1
     while True:
-        start, at = at, _string_end(text, at)
+        start = at
+        at = _string_end(text, at)
         key = json.loads(text[start:at])
         at = _expect(text, at, ":")
-        start, at = at, value_end(text, at)
+        start = at
+        at = value_end(text, at)
         members[key] = text[start:at]
         at = _skip_blanks(text, at)
         if text[at : at + 1] == "}":

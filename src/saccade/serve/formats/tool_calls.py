@@ -188,7 +188,8 @@ def _call(
 
     ``members`` has the object's values as the model wrote them, so a string has its quotes.
     """
-    name, arguments = members.get("name", ""), members.get(dialect.arguments_key, "")
+    name = members.get("name", "")
+    arguments = members.get(dialect.arguments_key, "")
     if not (name.startswith('"') and arguments.startswith("{")):
         return None
     tool_name = json.loads(name)

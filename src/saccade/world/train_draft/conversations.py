@@ -219,7 +219,8 @@ def training_sample(
     answer_ids = answer_ids[:room]
     sample = append_answer(inputs, answer_ids, draw_kept_mask(loaded, inputs, rng, max_drop))
     # So far the labels are those of the last answer. Those of the answers in the prompt are added.
-    ids, labels = sample["input_ids"][0], sample["labels"][0]
+    ids = sample["input_ids"][0]
+    labels = sample["labels"][0]
     prompt_ids = ids[: -len(answer_ids)]
     for start, stop in _answer_spans(loaded, turns, prompt_ids):
         # The label at a position is the token that comes next.

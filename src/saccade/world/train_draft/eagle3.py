@@ -157,7 +157,8 @@ class TrainedHead(nn.Module):
 
     def _loss(self, conversation: TargetOutputs, steps: int) -> Float[Tensor, ""] | None:
         """Returns one conversation's loss; None where it has no answer that a row predicts."""
-        total, weights = conversation.hidden.new_zeros(()), 0.0
+        total = conversation.hidden.new_zeros(())
+        weights = 0.0
         # Row j predicts the token after token j + 1, which the target predicts at place j + 1.
         answer_rows = conversation.is_answer[1:]
         if not bool(answer_rows.any()):
@@ -221,11 +222,9 @@ class TrainedHead(nn.Module):
             # In the next step each row reads the output of the row before it, and the first zeros.
             hidden = torch.cat([torch.zeros_like(out[:1]), out[:-1]])
             if step == 0:
-                hidden, embeds, own_positions = (
-                    hidden[first:],
-                    embeds[first:],
-                    own_positions[:, first:],
-                )
+                hidden = hidden[first:]
+                embeds = embeds[first:]
+                own_positions = own_positions[:, first:]
                 rotation = tuple(each[..., first:, :] for each in rotation)
 
     def save(self, folder: Path) -> None:
@@ -306,7 +305,8 @@ def read_target(
     inputs = dict(inputs)
     # This mask has the tokens that a pruned draft would read, but a head reads the whole prompt.
     inputs.pop("kept_mask")
-    labels, mask = inputs.pop("labels"), inputs["attention_mask"].bool()
+    labels = inputs.pop("labels")
+    mask = inputs["attention_mask"].bool()
     text = backbone.text
     hidden_states: dict[int, Tensor] = {}
     text_arguments: dict[str, Any] = {}

@@ -98,7 +98,8 @@ def make_fresh_draft(target: Loaded, layers: int, seed: int) -> Loaded:
     config.text_config.num_hidden_layers = layers
     config.text_config.layer_types = config.text_config.layer_types[:layers]
     model = make_untrained_model(config, seed)
-    part_by_name, target_weights = parts_by_parameter(model), target.backbone.model.state_dict()
+    part_by_name = parts_by_parameter(model)
+    target_weights = target.backbone.model.state_dict()
     tower = {name: target_weights[name] for name, part in part_by_name.items() if part == "vision"}
     model.load_state_dict(tower, strict=False)
     model.generation_config = target.backbone.model.generation_config

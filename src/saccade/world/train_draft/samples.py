@@ -126,7 +126,9 @@ class Samples(Dataset):
         ``batch`` samples. A random share of each sample's visual tokens, at most ``max_drop``, is
         not read by the draft.
         """
-        self._loaded, self._media, self._seed = loaded, list(media), seed
+        self._loaded = loaded
+        self._media = list(media)
+        self._seed = seed
         self._count, self._batch, self._max_drop = count, batch, max_drop
         shares = np.array([KIND_SHARES[kind] for kind in media])
         self._shares = shares / shares.sum()

@@ -69,7 +69,8 @@ def answer_logits(
     vision tower and the language model, and the other rows keep their positions.
     """
     inputs = dict(inputs)
-    kept_mask, labels = inputs.pop("kept_mask"), inputs.pop("labels")
+    kept_mask = inputs.pop("kept_mask")
+    labels = inputs.pop("labels")
     if whole_prompt:
         kept_mask = inputs["attention_mask"].bool()
     kept_counts = kept_mask.sum(1, keepdim=True)
@@ -98,7 +99,8 @@ def _select_rows(
     kept_mask: Bool[Tensor, "batch len"],
 ) -> dict[str, Any]:
     """Returns the arguments of a language model for the rows in ``order``."""
-    embeds, positions = kwargs["inputs_embeds"], kwargs.get("position_ids")
+    embeds = kwargs["inputs_embeds"]
+    positions = kwargs.get("position_ids")
     if positions is None:
         positions = torch.arange(embeds.shape[1], device=embeds.device)[None]
     # Positions are [batch, len] or [axes, batch, len], where the batch may be given as 1.
@@ -111,7 +113,8 @@ def _select_rows(
         # Without a mask, gaps in the positions would read as several texts packed into one row.
         "attention_mask": torch.ones_like(order),
     }
-    visual, layers = kwargs.get("visual_pos_masks"), kwargs.get("deepstack_visual_embeds")
+    visual = kwargs.get("visual_pos_masks")
+    layers = kwargs.get("deepstack_visual_embeds")
     if visual is not None and layers is not None:
         # Deepstack: some models add the output of vision to the visual rows of their first layers.
         # Each tensor in ``layers`` is added in one layer. It has one row for every visual token of
@@ -137,7 +140,8 @@ def distillation_loss(
     if target_logits is None:
         return cross_entropy
     shared_vocab = min(logits.shape[1], target_logits.shape[1])
-    q, p = logits[:, :shared_vocab].log_softmax(-1), target_logits[:, :shared_vocab].log_softmax(-1)
+    q = logits[:, :shared_vocab].log_softmax(-1)
+    p = target_logits[:, :shared_vocab].log_softmax(-1)
     divergence = F.kl_div(q, p, reduction="none", log_target=True).sum(-1).mean()
     return (1 - weight) * cross_entropy + weight * divergence
 
