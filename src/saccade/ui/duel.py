@@ -244,7 +244,8 @@ def run_duel(
         yield snapshot()
     except StopRequested:
         for runner in runners:
-            runner.update(phase="stopped" if runner.column.result is None else "done")
+            if runner.column.result is None:  # An answer that has ended keeps its phase.
+                runner.update(phase="stopped")
         yield snapshot(stopped=True)
     finally:
         for runner in runners:

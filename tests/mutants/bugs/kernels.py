@@ -285,7 +285,7 @@ BUGS = (
         "model/kernels/attention_mass.py",
         within="RowQueries.add",
         find="$q[:, -self.last_row_count:]",
-        plant="$q[:, :self.rows_to_chunk_end or None]",
+        plant="$q[:, :self.last_row_count or None]",
         tests=("model/test_decoder.py::test_a_prompts_last_layer_computes_what_is_wanted_alone",),
     ),
     PlantedBug(
