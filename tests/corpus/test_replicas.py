@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import openai
@@ -31,6 +32,7 @@ from saccade.core.errors import OptionError, SaccadeError
 from saccade.corpus import manifest
 from saccade.corpus.worker import CorpusWorker
 from saccade.inputs.media import FrameSampling
+from saccade.serve.server_settings import ServerSettings
 
 rays_own_warnings = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # at its import
 
@@ -224,6 +226,18 @@ def test_a_checkpoint_that_is_not_there_ends_the_command(tmp_path: Path) -> None
         assert "Traceback" not in log_path.read_text()
 
 
+def test_ray_without_its_server_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claim: where Ray is installed and Ray Serve is not, the command says what to install."""
+    ray = Mock()
+    monkeypatch.setattr(several, "join_cluster", lambda *_, **__: ray)
+    monkeypatch.setitem(sys.modules, "saccade.serve.ray_replicas", None)  # Importing it fails.
+    with pytest.raises(OptionError, match="Ray Serve"):
+        several.run_replicas(
+            ServerSettings(), "127.0.0.1", 8000, 1.0, cluster="a:1", replicas=1, max_replicas=None
+        )
+    ray.shutdown.assert_called_once()
+
+
 @needs_ray
 @rays_own_warnings
 def test_settings_reach_another_process_and_ray_takes_them() -> None:
@@ -234,7 +248,6 @@ def test_settings_reach_another_process_and_ray_takes_them() -> None:
     from ray import serve
 
     from saccade.serve import ray_replicas
-    from saccade.serve.server_settings import ServerSettings
 
     settings = ServerSettings(max_running=3, max_waiting=4, threads=2)
     assert pickle.loads(pickle.dumps(settings)) == settings

@@ -138,6 +138,22 @@ def test_stopping_ends_both_before_another_step() -> None:
     assert len(streams) == 2 and all(stream.closed for stream in streams)
 
 
+def test_a_stop_before_the_first_token_keeps_the_seconds() -> None:
+    """Claim: an answer that is stopped while it reads its prompt shows how long it has read."""
+    clock = Clock()
+
+    def start(tell: OnPhase) -> Steps:
+        return Steps(clock, tell, prefill=4.0, each=1.0, rounds=50)
+
+    def has_read() -> bool:
+        return clock.now > 0
+
+    snapshots = list(
+        run_duel(("ar", start), ("x", start), spelt, should_stop=has_read, clock=clock)
+    )
+    assert snapshots[-1].stopped and snapshots[-1].plain.seconds == 4.0
+
+
 def test_closing_it_closes_both_streams() -> None:
     """Claim: whoever stops asking for snapshots leaves no stream open behind."""
     clock, streams = Clock(), []
@@ -243,6 +259,16 @@ def test_a_draft_that_fails_says_why_and_the_answer_stands(
     end = last(models, question_for("specvlm"))[-1].duel
     assert end.has_same_tokens and end.drafted.result is not None
     assert "no more guesses" in str(end.drafted.result.fallback_reason)
+
+
+def test_the_recipe_of_a_run_is_always_that_of_the_drafted_answer(models: PageModels) -> None:
+    """Claim: while the plain answer is under way, a run has the recipe that the question names.
+
+    Fails if it has the plain answer's: the page would explain another method until the drafted
+    answer starts.
+    """
+    runs = run_question(models, PageSettings(), question_for("pearl", tokens=2), lambda: False)
+    assert all(each.recipe.drafts_beside_target for each in runs)
 
 
 def test_a_picture_that_fails_costs_no_answer(

@@ -43,7 +43,11 @@ def run_replicas(
     # A cluster that is started here is said to have as many processors as the replicas ask for, so
     # that no replica waits for one.
     ray = join_cluster(cluster, MISSING_RAY, num_cpus=max_replicas * (settings.threads or 1))
-    from saccade.serve.ray_replicas import deploy, deployment_options, shut_down  # Imports Ray.
+    try:
+        from saccade.serve.ray_replicas import deploy, deployment_options, shut_down
+    except ImportError as error:  # Ray is installed without what Ray Serve needs.
+        ray.shutdown()
+        raise OptionError(MISSING_RAY) from error
 
     is_on_cpu = dict(settings.load).get("device") == "cpu"
     gpus = 0 if is_on_cpu else int(ray.cluster_resources().get("GPU", 0))
@@ -69,8 +73,8 @@ def run_replicas(
 def _handle_signals() -> tuple[threading.Event, threading.Event]:
     """Installs handlers for SIGTERM and SIGINT, and returns two events.
 
-    The caller sets the first when the replicas are ready. A signal after that sets the second. A
-    signal before that, and a second one, raise KeyboardInterrupt.
+    The caller sets ``is_ready`` when the replicas are ready. The first signal after that sets
+    ``stop_requested``. Any other signal raises KeyboardInterrupt.
     """
     is_ready = threading.Event()
     stop_requested = threading.Event()

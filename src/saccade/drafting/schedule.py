@@ -151,8 +151,9 @@ def work_side_by_side(
     """Judges the tokens in flight while the draft continues after them, with one forward of the
     target per round.
 
-    The draft runs in a process of its own. So it drafts while ``score`` runs here, and ``extend``
-    only fetches the tokens that it has drafted meanwhile, or waits for them.
+    The draft runs in a process of its own, so it drafts while ``score`` runs here. ``extend`` adds
+    to each tree in flight the one token that the draft drafted next, and waits for it if need be. A
+    draft that still reads its prompt adds none. ``propose`` fetches what was drafted after that.
     """
     group = Group.start(draft, requests, cut)
     in_flight = draft.propose(group.states)

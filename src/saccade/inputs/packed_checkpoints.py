@@ -197,9 +197,9 @@ def _unpack_fp8(parts: Parts, settings: Settings) -> Tensor:
 def _block_size(settings: Settings, scales: Tensor, shape: Sequence[int]) -> tuple[int, int] | None:
     """Returns how many outputs and how many inputs of a compressed matrix share a scale.
 
-    The numbers are those of the first scheme in the config by which the matrix would have as many
-    scales as it has. Returns None for one scale per output, or one for the whole matrix. Raises
-    ValueError where no scheme fits.
+    A config may have several schemes. The first one is taken whose blocks would give this matrix as
+    many scales, by outputs and by inputs, as are stored for it. Returns None for one scale per
+    output, or one for the whole matrix. Raises ValueError where no scheme fits.
     """
     if scales.dim() < 2:
         return None

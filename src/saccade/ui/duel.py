@@ -159,7 +159,8 @@ class AnswerRunner:
             round: Round | None = next(self.stream)
         except StopIteration:
             round = None
-        self.update(seconds=self._seconds_so_far())
+        finally:  # A step that a person stops counts too.
+            self.update(seconds=self._seconds_so_far())
         pieces, rounds = self.column.pieces, self.column.rounds
         if round is None:
             result = self.stream.results[0]

@@ -79,10 +79,11 @@ class PageQuestion:
 class PageRun:
     """The state of a run at one moment.
 
-    ``duel`` has both answers so far. ``recipe`` is the recipe of the drafted answer, as it was
-    planned for this machine. ``views`` says which visual tokens each view of the draft kept. It is
-    None until both answers are complete, and also if finding this out failed. ``views_error`` is
-    then a sentence about the failure.
+    ``duel`` has both answers so far. ``recipe`` is the recipe of the drafted answer. Until that
+    answer starts, it is the question's recipe. From then on it is the same recipe, planned for this
+    machine. ``views`` says which visual tokens each view of the draft kept. It is None until both
+    answers are complete, and also if finding this out failed. ``views_error`` is then a sentence
+    about the failure.
     """
 
     duel: Duel
@@ -140,9 +141,8 @@ def run_question(
             "use a shorter or smaller clip, or start saccade ui with a larger --max-prompt"
         )
     captioner = pair.captioner([list(clip.frames)])
-    # A stream completes its recipe for this machine when it starts. This variable has the completed
-    # recipe of the stream that started last. The drafted answer starts after the plain one, so from
-    # then on it is the drafted answer's.
+    # A stream plans its recipe for this machine when it starts. From then on this variable has the
+    # planned recipe of the drafted answer.
     planned_recipe = recipe
 
     def start(answer_recipe: Recipe, on_phase: OnPhase, **overrides: Any) -> Any:
@@ -150,7 +150,8 @@ def run_question(
         arguments = {"captioner": captioner, "seed": question.seed, "on_phase": on_phase}
         arguments |= {**_sampling_settings(question), **overrides}
         stream = stream_answer(pair, (inputs, draft_inputs), answer_recipe, **arguments)
-        planned_recipe = stream.recipe
+        if answer_recipe is recipe:
+            planned_recipe = stream.recipe
         return stream
 
     def start_warm(answer_recipe: Recipe, on_phase: OnPhase) -> Any:

@@ -32,7 +32,8 @@ from saccade.vllm.request_drafts import DraftRequest, LookupDrafts, ModelDrafts
 
 log = logging.getLogger("vllm.saccade")  # A child of vLLM's logger, so that it is displayed alike.
 
-# How far two engines' roundings of the same vision tower may differ, relative to a row's length.
+# How far two engines' outputs of the same vision tower may differ by rounding: the norm of the
+# difference of two rows over the norm of a row.
 MAX_RELATIVE_DIFFERENCE = 1e-2
 
 
@@ -80,8 +81,8 @@ class Draft(plugin.RunnerAware):
         self._proposer = self._make_proposer(self._loaded, model_config)
         # Once the models are loaded, vLLM gives the memory that is left to its own cache. This
         # tensor keeps some of it for the draft, and the first ``propose`` frees the tensor. The
-        # caches of the draft may take ``memory`` bytes, and the keys that the attention watch
-        # stores as many again.
+        # draft's caches may take ``memory`` bytes. The attention watch stores keys, which may take
+        # another ``memory`` bytes.
         memory = int(self._options.memory * GIB)
         reads_attention = Capability.ATTENTION in self._view.needs
         reserved = 2 * memory if reads_attention else memory
@@ -122,11 +123,12 @@ class Draft(plugin.RunnerAware):
             self._proposer.forget_all_except(names)
             if self._attention_watch is not None:
                 self._attention_watch.forget_ended()
-            # A row without a request either emitted nothing, because the forward prefilled a part
-            # of its prompt, or is near the longest length. In both cases the seconds of the forward
-            # do not count as the cost of decoding. A row whose prompt was completed in this forward
-            # has emitted its first token, so it has a request. The proposer does not count such a
-            # forward either, because its last call was not about the same requests.
+            # A row without a request emitted nothing, because the forward prefilled a part of its
+            # prompt, or it is near the longest length. The seconds of such a forward do not count
+            # as the cost of decoding. A row whose prompt was completed in this forward has emitted
+            # its first token, so it has a request, and ``decoding_only`` may be true. That forward
+            # is not counted either: the request is new, and the proposer counts a forward only if
+            # its requests are those of the proposer's last call.
             decoding_only = len(requests) == len(names)
             drafts = self._proposer.propose(list(requests.values()), decoding_only=decoding_only)
             for row, each in requests.items():

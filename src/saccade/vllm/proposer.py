@@ -42,8 +42,9 @@ class Proposer:
     ) -> dict[str, ProposedTokens]:
         """Returns a draft for each request, empty where drafting does not pay or is impossible.
 
-        ``decoding_only`` says whether the target's last forward prefilled no part of any prompt.
-        Only then do its seconds count as the cost of decoding.
+        ``decoding_only`` says that the target's last forward prefilled no part of a prompt, apart
+        from the prompts of requests that are new in this call. The forward's seconds count as the
+        cost of decoding only if it is true and no request is new.
         """
         start = self._clock()
         names = [each.name for each in requests]

@@ -182,11 +182,32 @@ def test_a_member_that_is_cut_short_is_reported_when_it_is_read(
     assert not [path for path in unpacked.rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize("end", ["gz", "xz", "zst"])
-def test_the_end_of_a_compressed_archive_is_no_part(end: str):
+@pytest.mark.parametrize("end", ["gz", "xz", "zst", "zip", "tar", "tgz"])
+def test_the_end_of_an_archive_is_no_part(end: str):
     """Claim: "videos.tar.xz" is a whole archive, and "videos.tar.ab" is the part ab of one."""
     assert archives._split_part(f"videos.tar.{end}") == (f"videos.tar.{end}", "")
     assert archives._split_part("videos.tar.ab") == ("videos.tar", "ab")
+
+
+@pytest.mark.parametrize(
+    "method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
+)
+def test_a_member_that_is_damaged_is_refused_in_a_sentence(
+    tmp_path: Path, unpacked: Path, method: int
+) -> None:
+    """Claim: whatever compresses a zip, a damaged member is an error that names it.
+
+    Fails if an error of one of the decompressors is not expected.
+    """
+    path = tmp_path / "v.zip"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("v.mp4", bytes(range(256)) * 200)
+    data = bytearray(path.read_bytes())
+    data[50:90] = b"\xff" * 40
+    path.write_bytes(bytes(data))
+    (archive,) = archives.find_archives([path])
+    with pytest.raises(VideoInputError, match=r"v.mp4 cannot be unpacked from v.zip"):
+        archive.extract(["v.mp4"], unpacked / "v")
 
 
 def test_an_archive_that_is_cut_short_is_named(art: Art, tmp_path: Path):

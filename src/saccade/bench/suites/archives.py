@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import lzma
 import os
 import re
 import stat
@@ -32,7 +33,7 @@ from saccade.core.errors import VideoInputError, first_line
 # damaged, encrypted or truncated ones.
 _READ_ERRORS = (
     OSError, EOFError, RuntimeError, NotImplementedError, zlib.error, zipfile.BadZipFile,
-    tarfile.TarError, UnicodeDecodeError,
+    lzma.LZMAError, tarfile.TarError, UnicodeDecodeError,
 )  # fmt: skip
 
 
@@ -194,14 +195,14 @@ def find_archives(paths: Sequence[Path]) -> tuple[Archive, ...]:
 
 # The "gz" of "videos.tar.gz" looks like the name of a part, such as the "aa" of "videos.tar.aa". An
 # archive with one of these endings is whole.
-COMPRESSIONS = ("gz", "xz", "zst", "lz")
+ENDINGS_OF_WHOLE_ARCHIVES = ("gz", "xz", "zst", "lz", "zip", "tar", "tgz")
 
 
 def _split_part(name: str) -> tuple[str, str]:
     """Splits "videos.tar.part.aa" into ("videos.tar", "aa"). A whole archive has the part ""."""
     pattern = r"(.+\.(?:zip|tar|tgz|tar\.gz))\.(?:part[._-]?)?([a-z]{2,3}|\d{1,4})"
     match = re.fullmatch(pattern, name, re.IGNORECASE)
-    is_part = match is not None and match[2].lower() not in COMPRESSIONS
+    is_part = match is not None and match[2].lower() not in ENDINGS_OF_WHOLE_ARCHIVES
     return (match[1], match[2]) if match and is_part else (name, "")
 
 

@@ -84,8 +84,10 @@ def measure_costs(
     They are measured once per machine, pair and context, and stored. They are measured again if the
     machine was busier then than it is now. ``phase`` is called with "costs" before anything is
     measured. A slow model is timed at few numbers of rows at first, and at all of them by the first
-    process after ``ANSWERS_BEFORE_ALL_POINTS`` answers. Costs never change within a process, so a
-    seed always gives the same answer.
+    process after ``ANSWERS_BEFORE_ALL_POINTS`` answers. Costs that were
+    measured or loaded never change within a process, so a seed always gives the same answer.
+    Estimated costs change at most once, when a call without ``answer_tokens`` measures or loads
+    them.
 
     ``answer_tokens`` is the length of the answer that waits for these costs. Nothing is measured
     if that would take longer than both ``UNNOTICED_SECONDS`` and ``MAX_MEASURING_SHARE`` of the

@@ -25,8 +25,8 @@ class FrameArray:
 
     def __init__(self, frames: Frames, fps: float | int | None) -> None:
         self.frames, self.label = frames, "the frames"
-        # The seconds to which times are rounded. The times of an array are computed from its rate,
-        # so they are exact to less than this.
+        # The seconds to which times are rounded. The times below are computed from the rate, so
+        # they are more exact than this.
         self.tick = 1e-6
         self.rate = float(fps or DEFAULT_SEQUENCE_FPS)
         self.times = np.arange(len(frames)) / self.rate

@@ -178,8 +178,8 @@ class MassRecorder:
         """Stores a layer's queries of the recorded rows for :meth:`finish`.
 
         It is called for layers whose rows attend by an explicit mask, which no recording kernel
-        takes. In some models the layers differ in their number of key heads, and ``mass`` has a
-        single number. Layers with another number are left out.
+        takes. In some models the number of key heads differs from layer to layer, but ``mass`` has
+        the same number for all of them. Layers with another number of key heads are left out.
         """
         if k.shape[0] == self._mass.shape[1]:
             self._queries.add(layer, q, scale)

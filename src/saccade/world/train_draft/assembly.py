@@ -1,8 +1,8 @@
 """Assembles a draft from an existing language model and vision tower, for ``saccade train-draft``.
 
-The draft is a model of the target's own class (LLaVA's), with the weights of both. Only the
-projector between them is new, and has to be trained. TABED's drafts are made in this way, from
-LLaMA-68M and CLIP.
+The draft is a model of the target's own class (LLaVA's). Its language model and its vision tower
+have the weights of the existing ones. Only the projector between them is new, and has to be
+trained. TABED's drafts are made in this way, from LLaMA-68M and CLIP.
 """
 
 from __future__ import annotations

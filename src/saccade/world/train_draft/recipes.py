@@ -114,7 +114,7 @@ class DraftRecipe:
     unroll_steps: int = 0  # Of a head: steps on its own outputs. 0 for a draft that is a model.
 
 
-# Table 7. TABED's data are single images. The drafts of our drawn world are for clips, so they
+# Table 7. TABED's data are single images. Our drafts for the synthetic world are for clips, so they
 # train on every kind of medium.
 _LLAVA = (
     Phase("pretraining", ("projector",), learning_rate=1e-3, batch_size=256, samples=558_000),
