@@ -75,8 +75,8 @@ def time_decoding(
         prompt_rows=(len(prompt), len(prompt)),
     )
     drafting = recipe.drafter(Setup(target, draft, recipe.view, recipe.shape, rules, tokens))
-    drafting.encode({"input_ids": prompt.full_ids[None]})
-    drafting.prefill([prompt])
+    drafting.parallel_work.encode({"input_ids": prompt.full_ids[None]})
+    drafting.parallel_work.prefill([prompt])
     drafting.ready([prefill])
     stops = Stops(StopConditions(tokens), [prompt.full_ids], None)
     clock = Clock(target.device)

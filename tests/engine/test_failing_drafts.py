@@ -28,7 +28,7 @@ from helpers import (
 )
 
 import saccade
-from saccade.core.protocols import Learner
+from saccade.core.protocols import Learner, ParallelWork
 from saccade.core.tree import ROOT, Tree, add, chain
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
@@ -189,7 +189,9 @@ def test_a_draft_that_fails_costs_speed_only(name, round):
     assert [len(r.tokens) for r in result.forwards] == [1] * round + failed + [0] * (left - 1)
 
 
-@pytest.mark.parametrize("step", ["encode", "ready", "commit", "start", "fold", "report"])
+@pytest.mark.parametrize(
+    "step", ["encode", "prefill", "ready", "commit", "start", "fold", "report"]
+)
 def test_a_draft_that_fails_elsewhere_costs_speed_only(step):
     """Claim: an error in any of a draft's methods is a fallback, not a crash."""
 
@@ -198,10 +200,13 @@ def test_a_draft_that_fails_elsewhere_costs_speed_only(step):
 
     class Learning(StubDraft):
         learner = Learner()
+        parallel_work = ParallelWork()
 
     def drafter(team: Any) -> StubDraft:
         draft = Learning(_right(2))
-        setattr(draft.learner if step in ("start", "fold") else draft, step, broken)
+        parts = {"start": draft.learner, "fold": draft.learner}
+        parts |= {"encode": draft.parallel_work, "prefill": draft.parallel_work}
+        setattr(parts.get(step, draft), step, broken)
         return draft
 
     recipe = Recipe("stub", "", MadeBy(drafter), Chain(1), serial)

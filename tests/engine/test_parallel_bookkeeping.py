@@ -44,7 +44,7 @@ def scripted(method: str = "pearl-syn") -> tuple[WorkerDrafter, Script]:
     assert isinstance(draft, WorkerDrafter)
     script = Script()
     with hired(script):
-        draft.encode(INPUTS)
+        draft.parallel_work.encode(INPUTS)
     return draft, script
 
 

@@ -425,8 +425,8 @@ class Play:
             if recipe.drafter is WorkerDrafter:
                 stack.enter_context(hired(Inside(self.turns)))
             drafting = drafter_of(recipe, MODEL, MODEL, rules, self.length)
-            drafting.encode({"input_ids": torch.zeros(count, 1)})
-            drafting.prefill([PROMPT] * count)
+            drafting.parallel_work.encode({"input_ids": torch.zeros(count, 1)})
+            drafting.parallel_work.prefill([PROMPT] * count)
             drafting.ready([READ] * count)
             own = {"learner": Remembering(self, drafting.learner)}
             drafting.__class__ = type("Remembered", (type(drafting),), own)

@@ -47,6 +47,8 @@ class Capability(Enum):
     DRAFT_MODEL = "a draft model in the target's process", "drafter=model"
     OWN_PROCESS = "a draft model in a process of its own", "drafter=model, or schedule=serial"
     MIXTURE = "an ensemble, which mixes the laws of several views", "drafter=ensemble"
+    # No part needs this one, but ``Recipe.can_add_media`` depends on it.
+    ADDS_MEDIA = "a drafter that reads the new media of a later turn alone", "drafter=model"
 
     # Views offer these.
     PROMPT_ROWS = (

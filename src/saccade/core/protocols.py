@@ -272,8 +272,14 @@ class Growth:
 class ParallelWork:
     """What a drafter does while the target runs.
 
-    This default is that of a drafter which drafts only between the target's forwards.
+    This default is that of a drafter which works only between the target's forwards.
     """
+
+    def encode(self, inputs: Inputs) -> None:
+        """Takes the inputs of a call. It is called before the target encodes them."""
+
+    def prefill(self, prompts: Sequence[Prompt]) -> None:
+        """Takes the encoded prompts. It is called before the target prefills them."""
 
     def sharing_threads(self) -> AbstractContextManager[None]:
         """Returns a context in which the caller works for this drafter's requests.
@@ -341,8 +347,8 @@ class Drafter(ABC):
 
     The schedule folds what is learnt from past rounds into a state that it passes to ``propose``.
     The drafter itself keeps no learnt state, so that what is learnt depends on nothing but the
-    rounds. Calls come in this order: encode, prefill, ready; then propose and commit, round after
-    round.
+    rounds. Calls come in this order: ``encode`` and ``prefill`` of its :attr:`parallel_work`, and
+    ``ready``; then ``propose`` and ``commit``, round after round.
     """
 
     name: ClassVar[str] = "of its own kind"
@@ -361,18 +367,12 @@ class Drafter(ABC):
         """How it works while the target works."""
         return ParallelWork()
 
-    def encode(self, inputs: Inputs) -> None:
-        """Takes a request's inputs; may start work before the target has read the video."""
-
-    def prefill(self, prompts: Sequence[Prompt]) -> None:
-        """Takes the prompts that the target is about to read; may start work beside its prefill."""
-
     def ready(self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None) -> float:
         """Takes the results of the target's prefill; afterwards the drafter can propose.
 
         With ``earlier`` the prompts continue those of earlier turns by new media, and only what
-        is new needs to be read. A drafter is given ``earlier`` only if its :attr:`can_add_media`
-        is True.
+        is new needs to be read. Only a drafter that offers ``Capability.ADDS_MEDIA`` is given
+        ``earlier``. For any other a new drafter reads the conversation from its beginning.
 
         Returns the seconds that the target waited for the drafter's own prefill.
         """
@@ -381,12 +381,6 @@ class Drafter(ABC):
     def start_turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         """Takes the next turns of conversations, whose earlier turns stay in the caches. ``rules``
         are the sampling rules of these turns."""
-
-    @property
-    def can_add_media(self) -> bool:
-        """Whether :meth:`ready` can continue a conversation whose next turn has new media.
-        Otherwise a new drafter reads the conversation from its beginning."""
-        return False
 
     @abstractmethod
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:

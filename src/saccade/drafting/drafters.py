@@ -25,7 +25,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from saccade.core.capabilities import NO_CAPABILITIES, Capability
+from saccade.core.capabilities import Capability
 from saccade.core.errors import DraftFailed
 from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
 from saccade.core.protocols import (
@@ -36,6 +36,7 @@ from saccade.core.protocols import (
     Growing,
     Growth,
     Learner,
+    ParallelWork,
     Repetition,
     Shape,
     State,
@@ -64,13 +65,9 @@ class NoDraft(Drafter):
     """Plain decoding: every tree is empty."""
 
     name = "none"
-    offers = frozenset({Capability.PLAIN_DECODING})
+    offers = frozenset({Capability.PLAIN_DECODING, Capability.ADDS_MEDIA})
 
     def __init__(self, setup: Setup) -> None: ...
-
-    @property
-    def can_add_media(self) -> bool:
-        return True
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         return dict.fromkeys(states, Tree())
@@ -80,7 +77,7 @@ class TextDrafter(Drafter):
     """The common part of drafters that read the text alone, without a model."""
 
     needs = frozenset({Capability.WHOLE_PROMPT})
-    offers = NO_CAPABILITIES
+    offers = frozenset({Capability.ADDS_MEDIA})
 
     def __init__(self, setup: Setup) -> None:
         self._texts: list[list[int]] = []
@@ -88,10 +85,6 @@ class TextDrafter(Drafter):
     def ready(self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None) -> float:
         self._texts = [prefill.prompt.full_ids.tolist() for prefill in prefills]
         return 0.0
-
-    @property
-    def can_add_media(self) -> bool:
-        return True
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         for request, new in tokens.items():
@@ -134,7 +127,7 @@ class Copies(TextDrafter):
 
     name = "copies"
     needs = TextDrafter.needs | {Capability.COPIES}
-    offers = frozenset({Capability.PLAIN_DECODING})
+    offers = TextDrafter.offers | {Capability.PLAIN_DECODING}
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
@@ -436,7 +429,7 @@ class _PrefilledPrompt:
         return torch.cat([self.index[self.index < min(start, stop)], text])
 
 
-class ModelDrafter(SessionDrafter):
+class ModelDrafter(SessionDrafter, ParallelWork):
     """A smaller model with a cache of its own, over the tokens that its view keeps.
 
     Its visual rows come from the first of these that is possible:
@@ -448,7 +441,7 @@ class ModelDrafter(SessionDrafter):
     """
 
     name = "model"
-    offers = frozenset({Capability.READS_VIEW, Capability.DRAFT_MODEL})
+    offers = frozenset({Capability.READS_VIEW, Capability.DRAFT_MODEL, Capability.ADDS_MEDIA})
 
     def __init__(self, setup: Setup) -> None:
         draft = setup.draft_model()
@@ -463,6 +456,10 @@ class ModelDrafter(SessionDrafter):
         self._vision_hook: RemovableHandle | None = None
         self._captioning: Captioning | None = None
         self._prefilled_prompts: list[_PrefilledPrompt] = []
+
+    @property
+    def parallel_work(self) -> ParallelWork:
+        return self
 
     def encode(self, inputs: Inputs) -> None:
         self._inputs = inputs
@@ -520,14 +517,6 @@ class ModelDrafter(SessionDrafter):
         clock.lap()
         self.session.prefill([model.embed_missing_rows(prompt) for prompt in pruned_prompts])
         return vision_seconds + clock.lap()
-
-    @property
-    def can_add_media(self) -> bool:
-        """Whether the view keeps rows at their own positions, so that what it chose of earlier
-        media can stay."""
-        (view, *other_views) = views_to_read(self._setup.view)
-        required = {Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS}
-        return not other_views and required <= view.offers
 
     def _read_new_media(self, prefills: Sequence[Prefill], earlier: EarlierTurns) -> float:
         """Reads the new rows of each prompt: new text, and what the view keeps of new media.
@@ -598,7 +587,12 @@ class SelfDrafter(SessionDrafter):
     name = "self"
     needs = frozenset({Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS})
     offers = frozenset(
-        {Capability.READS_VIEW, Capability.READS_TARGET_PROMPT, Capability.TARGET_KEYS}
+        {
+            Capability.READS_VIEW,
+            Capability.READS_TARGET_PROMPT,
+            Capability.TARGET_KEYS,
+            Capability.ADDS_MEDIA,
+        }
     )
 
     def __init__(self, setup: Setup, layers: int | None = None) -> None:
@@ -640,10 +634,6 @@ class SelfDrafter(SessionDrafter):
             self._refreshed_views = dict(enumerate(zip(prefills, pruned, strict=True)))
         self.session.fork(prefills, pruned, can_reselect=bool(self._refreshed_views))
         return clock.elapsed()
-
-    @property
-    def can_add_media(self) -> bool:
-        return True
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         super().commit(tokens)
@@ -696,7 +686,9 @@ class EarlyExit(SelfDrafter):
     """The first half of the target's layers drafts for the whole target, over its own keys."""
 
     name = "early-exit"
-    offers = frozenset({Capability.READS_VIEW, Capability.READS_TARGET_PROMPT})
+    offers = frozenset(
+        {Capability.READS_VIEW, Capability.READS_TARGET_PROMPT, Capability.ADDS_MEDIA}
+    )
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup, max(1, setup.target.layer_count // 2))
@@ -711,7 +703,7 @@ class HeadDrafter(SessionDrafter):
     needs = frozenset(
         {Capability.HIDDEN_STATES, Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS}
     )
-    offers = frozenset({Capability.READS_VIEW})
+    offers = frozenset({Capability.READS_VIEW, Capability.ADDS_MEDIA})
 
     def __init__(self, setup: Setup) -> None:
         banned = list(setup.target.placeholders)
@@ -741,7 +733,3 @@ class HeadDrafter(SessionDrafter):
             self._head_session.read(request, prefill, prompt)
             seconds += clock.lap()
         return seconds
-
-    @property
-    def can_add_media(self) -> bool:
-        return True

@@ -67,10 +67,10 @@ class Fallback(Drafter, Learner, ParallelWork):
         return self._try(lambda: self._drafter.parallel_work.sharing_threads()) or nullcontext()
 
     def encode(self, inputs: Inputs) -> None:
-        self._try(lambda: self._drafter.encode(inputs))
+        self._try(lambda: self._drafter.parallel_work.encode(inputs))
 
     def prefill(self, prompts: Sequence[Prompt]) -> None:
-        self._try(lambda: self._drafter.prefill(prompts))
+        self._try(lambda: self._drafter.parallel_work.prefill(prompts))
 
     def ready(self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None) -> float:
         self._undelivered = {}
@@ -79,12 +79,6 @@ class Fallback(Drafter, Learner, ParallelWork):
     def start_turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         self._undelivered = {}
         self._try(lambda: self._drafter.start_turn(turns, rules))
-
-    @property
-    def can_add_media(self) -> bool:
-        can_add = self._try(lambda: self._drafter.can_add_media)
-        # After a failure nothing is drafted, so new media are no obstacle.
-        return self.reason is not None or bool(can_add)
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         return self._sound_trees(

@@ -106,6 +106,16 @@ class Recipe:
         return refreshes_view or Capability.READS_TARGET_PROMPT in self.drafter.offers
 
     @property
+    def can_add_media(self) -> bool:
+        """Whether the draft can continue a conversation whose next turn has new media.
+
+        For this the view has to keep rows at their own positions, so that what it chose of earlier
+        media can stay. Otherwise a new drafter reads the conversation from its beginning.
+        """
+        required = {Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS}
+        return Capability.ADDS_MEDIA in self.drafter.offers and required <= self.view.offers
+
+    @property
     def drafts_beside_target(self) -> bool:
         """Whether the draft works in a process of its own while the target judges."""
         return Capability.BESIDE_TARGET in self.schedule.offers

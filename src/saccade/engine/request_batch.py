@@ -189,7 +189,9 @@ class RequestBatch:
         # If this turn adds media to prompts that the drafter has read, either the drafter reads
         # only what is new, or a new drafter reads everything.
         draft_has_earlier_turns = self._adds_media and self._rows_known_to_draft is not None
-        draft_continues = draft_has_earlier_turns and self.drafter.can_add_media
+        # A drafter that has failed drafts nothing, so for it new media are no obstacle.
+        can_continue = self.recipe.can_add_media or self.drafter.reason is not None
+        draft_continues = draft_has_earlier_turns and can_continue
         self._restarted_draft = draft_has_earlier_turns and not draft_continues
         if self._restarted_draft:
             self.drafter.close()
@@ -198,7 +200,7 @@ class RequestBatch:
         drafter = self.drafter
         phase("vision")
         clock = Clock(target.device)
-        drafter.encode(request.draft_inputs or request.inputs)
+        drafter.parallel_work.encode(request.draft_inputs or request.inputs)
         shared_rows = self._encode_prompts()
         spent["vision"] = clock.elapsed()
         # The prompt is encoded before this check, because a model that cannot read it raises a
@@ -207,7 +209,8 @@ class RequestBatch:
         yield
         phase("prefill")
         clock = Clock(target.device)
-        drafter.prefill(self.prompts)  # It may begin to read them now, beside the target.
+        # The drafter may begin to read them now, beside the target.
+        drafter.parallel_work.prefill(self.prompts)
         spent["prefill"] = clock.lap()
         # A view may choose keys again during the answer, by the attention of the last
         # ``refresh.rows`` rows that were committed. For this the session keeps the queries of so
