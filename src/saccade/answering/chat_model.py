@@ -298,8 +298,8 @@ class Model:
     def _issue_warnings(self, clips: Sequence[Clip]) -> list[Clip]:
         """Issues the warnings of these clips, each once, and returns the clips.
 
-        A clip that is unlike the target's training clips is returned with one more warning, which
-        is about that, and that warning is issued too.
+        Before that, a clip that is unlike the target's training clips gets one more warning, which
+        says so.
         """
         clips = [warn_outside_domain(clip, self.pair.target.training_domain) for clip in clips]
         for warning in dict.fromkeys(warning for clip in clips for warning in clip.warnings):

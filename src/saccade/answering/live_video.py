@@ -203,6 +203,8 @@ class Live(AbstractContextManager["Live"]):
             self.seen_frames += 1
             self._waiting.append((picture, seconds))
             self._bound_waiting()
+        # A question may hold the lock for as long as its answer takes. This call does not wait for
+        # the lock then: the frame waits instead, for a later frame or question.
         if self._conversation_lock.acquire(blocking=False):
             try:
                 self._finish_turn()

@@ -292,10 +292,10 @@ class Scores:
         if not self.rules.is_plain or not is_faster:
             return self.law
         best, tokens = torch.stack(rows).max(-1)
-        likeliest = tokens.masked_fill_(best.isnan(), NO_TOKEN).tolist()
-        if NO_TOKEN in likeliest:
+        ids = tokens.masked_fill_(best.isnan(), NO_TOKEN).tolist()
+        if NO_TOKEN in ids:
             return self.law
-        laws = dict(zip(nodes, likeliest, strict=True))
+        laws = dict(zip(nodes, ids, strict=True))
         return lambda node: laws[node] if node in laws else self.law(node)
 
     def _has_token(self, node: int) -> bool:
@@ -420,8 +420,8 @@ def _likeliest(scores: Float[Tensor, " vocab"]) -> int | None:
     best, token = scores.max(-1)
     if scores.device.type == "cpu":
         return None if isnan(best.item()) else int(token)
-    likeliest = int(token.masked_fill(best.isnan(), NO_TOKEN))  # This waits for the GPU only once.
-    return None if likeliest == NO_TOKEN else likeliest
+    token_id = int(token.masked_fill(best.isnan(), NO_TOKEN))  # This waits for the GPU only once.
+    return None if token_id == NO_TOKEN else token_id
 
 
 def prob(law: Law, token: int) -> float:

@@ -55,7 +55,7 @@ def _grow_together(growths: Mapping[int, Growth]) -> dict[int, Proposal]:
         for place, growth in growths.items()
         for request, draft in growth.drafts.items()
     }
-    last_scores: dict[tuple[int, int], Scores] = {}  # ``drive`` fills it.
+    last_scores: dict[tuple[int, int], Scores] = {}  # ``drive`` puts each draft's latest here.
     seconds = dict.fromkeys(drafts, 0.0)
     counted_until = now()
 
@@ -96,6 +96,8 @@ def _grow_together(growths: Mapping[int, Growth]) -> dict[int, Proposal]:
         growth.last_scores.update(
             {request: last_scores[key] for request, key in keys.items() if key in last_scores}
         )
+        # ``finish`` takes the grown trees and returns those to propose. Most drafters propose them
+        # as they are, and a drafter with a fallback checks them first.
         trees = growth.finish({request: all_trees[key] for request, key in keys.items()})
         proposed[place] = trees, {request: seconds[key] for request, key in keys.items()}
     return proposed

@@ -38,9 +38,11 @@ class Group:
     """Requests that share a drafter.
 
     The drafter numbers them from 0, and the target's session from ``first_request``. ``states`` has
-    what the drafter has learnt in each request that has not ended. ``cut`` says where an answer
-    stops. ``unjudged`` are drafted nodes that the target has not judged yet. They are proposed
-    again before anything new is drafted, because a drawn token stands (see ``Tree``).
+    what the drafter has learnt in each request that has not ended. ``cut`` is called as (request,
+    new tokens). It returns how many of these the answer takes before it stops, and why the request
+    ends, or None if it goes on. ``unjudged`` are drafted nodes that the target has not judged yet.
+    They are proposed again before anything new is drafted, because a drawn token stands (see
+    ``Tree``).
     """
 
     drafter: Drafter
@@ -122,6 +124,7 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
     target.commit(emitted)
     verify_seconds = now() - start
     # Forwards of a size that was new in this round are captured as CUDA graphs, for later rounds.
+    # ``capture_new_sizes`` returns whether there were any.
     first_of_size = capture_new_sizes()
 
     # The drafters commit what was emitted, and each request's round is yielded. In the target's
@@ -138,7 +141,9 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
         if len(scored) > 1:  # Several requests shared the target's forward.
             commit_seconds_each = commit_seconds / len(trees)
             loads |= {
-                request: Load(len(scored), rows, seconds + commit_seconds_each)
+                request: Load(
+                    requests=len(scored), rows=rows, draft_seconds=seconds + commit_seconds_each
+                )
                 for request, seconds in draft_seconds.items()
             }
         for round in _rounds(group, trees, scores, judgement, spent, first_of_size, loads):
@@ -182,7 +187,7 @@ def work_side_by_side(
         in_flight |= unjudged_trees(trees, (verdicts, endings))
         draft_seconds = extend_end - score_end + now() - commit_end
         verify_seconds = score_end - start + commit_end - extend_end
-        first_of_size = capture_new_sizes()
+        first_of_size = capture_new_sizes()  # Whether a forward of this round had a new size.
         spent = draft_seconds, verify_seconds
         yield from _rounds(group, trees, scores, (verdicts, endings), spent, first_of_size)
 
@@ -286,6 +291,9 @@ def _rounds(
     draft, (verdicts, endings) = group.drafter, judgement
     report = draft.report()
     for request, verdict in verdicts.items():
+        # The numbers that the draft decided by: those that the drafter reports, such as an
+        # ensemble's weights of its views, or else the draft's probabilities of the tree's tokens.
+        note = report.notes.get(request) or trees[request].confidences
         round = Round(
             request=request,
             tree=trees[request],
@@ -295,7 +303,7 @@ def _rounds(
             q=report.scores.get(request),
             draft_seconds=spent[0],
             verify_seconds=spent[1],
-            note=report.notes.get(request) or trees[request].confidences,
+            note=note,
             load=(loads or {}).get(request),
             first_of_size=first_of_size,
         )

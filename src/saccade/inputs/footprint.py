@@ -65,6 +65,7 @@ class Footprint:
 
         Layers with a window are counted as evicting the keys behind it, which most methods allow.
         """
+        # A request keeps not only its current recurrent states but also earlier ones, to return to.
         states = self.state_bytes(size) * recurrent.STATES_PER_REQUEST
         # First every layer is counted with the keys of all tokens. Then the rows that the layers
         # with a window do not hold are subtracted.
@@ -113,7 +114,8 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
         kv_heads = settings.get("num_key_value_heads") or text.num_attention_heads
         head_dim = settings.get("head_dim") or text.hidden_size // text.num_attention_heads
         layers = [*families.language_model(model).layers]
-        # The parts of layers that have a recurrent state, by the layer's number.
+        # The parts of layers that have a recurrent state, by the layer's number. The "window" of a
+        # state has the last inputs of a convolution, and its "memory" has all other numbers.
         mixers = recurrent.mixers_of(layers, text)
         conv_state_numbers = sum(mixer.window_numbers for mixer in mixers.values())
         fp32_state_numbers = sum(mixer.memory_numbers for mixer in mixers.values())

@@ -366,7 +366,8 @@ def _encode_literally(name: str, processor: Any, text: str) -> list[int]:
 
 @lru_cache(maxsize=4)
 def _copy_tokenizer(tokenizer: Any) -> Any:
-    """Copies a tokenizer, because the mode is a switch on it that other threads would see."""
+    """Copies a tokenizer, because ``split_special_tokens`` is a switch on it, which other threads
+    that use the original would see."""
     return copy.deepcopy(tokenizer)
 
 

@@ -282,7 +282,7 @@ class FusedDecoder:
                 is_visual, rows_by_layer = deepstack
                 if index < len(rows_by_layer):
                     hidden[is_visual] += rows_by_layer[index]
-        normed = apply_norm(hidden, self.norm_weight)  # ``self.norm`` is the last norm's weight.
+        normed = apply_norm(hidden, self.norm_weight)  # The last norm.
         if write_hidden is not None:
             write_hidden(len(self.layers), hidden)
             write_hidden(AFTER_NORM, normed)

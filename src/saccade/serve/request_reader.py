@@ -319,11 +319,13 @@ class RequestReader:
             # A grammar reads ids, so without a closing token it cannot tell where reasoning ends.
             # It applies from the first token on and leaves no room for reasoning.
             return None
-        # A template may end the prompt with a mark, so that an answer begins within reasoning, or
-        # has none.
+        # A template may end the prompt with a mark. After an opening mark the answer begins within
+        # reasoning ("open"), after a closing one it has none ("closed"), and after any other text
+        # it may have some ("possible").
         prompt_end = inputs["input_ids"][0, -PROMPT_END_TOKENS:].tolist()
         text = self._target.tokenizer.decode(prompt_end, skip_special_tokens=False)
-        return Reasoning(self._marks, self._marks.start_after(text))
+        start = self._marks.start_after(text)
+        return Reasoning(self._marks, start)
 
     def _scale(self, frames: np.ndarray, limits: PixelLimits, request: ChatRequest) -> np.ndarray:
         """Scales frames so that the number of pixels of each is within ``limits``, which are those

@@ -101,4 +101,5 @@ def default_suites() -> list[DrawnSuite]:
     """
     from saccade.world.suites import TASKS
 
+    # The shortest suite of a task has the task's name. The names of longer ones end in the length.
     return [suite for name, suite in suites().items() if name in TASKS]

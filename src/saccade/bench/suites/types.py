@@ -31,7 +31,7 @@ class LayoutError(Exception):
 
 @dataclass(frozen=True)
 class Medium:
-    """A video or an image, read by calling it."""
+    """A video or an image, which is read when ``read`` is called."""
 
     kind: Literal["video", "image"]
     name: str  # For messages: a file name, never a path.

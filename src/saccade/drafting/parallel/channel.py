@@ -119,7 +119,7 @@ class _Pickler(ForkingPickler):
         super().__init__(file, PICKLE_PROTOCOL)
         self.storages: list[UntypedStorage] = []
         self.shared: list[SharedTensor] = []
-        self.size = 0  # The bytes of these storages together.
+        self.size = 0  # The bytes of ``storages`` together.
         # The number and the start in the block of each storage, by its address.
         self._places: dict[int, tuple[int, int]] = {}
 
@@ -241,7 +241,10 @@ class Channel:
             raise ConnectionClosed(str(error)) from error
 
     def _read(self, patience: float | None) -> bool:
-        """Reads what has arrived, and returns whether there was anything."""
+        """Reads what has arrived, and returns whether there was anything.
+
+        Where nothing has arrived yet, it waits at most ``patience`` seconds (None: without limit).
+        """
         room = socket.CMSG_SPACE(MAX_DESCRIPTORS * array("i").itemsize)
         try:
             self._socket.settimeout(patience)

@@ -198,7 +198,8 @@ class JobRunner:
         """Commits each request's emitted tokens.
 
         ``commits`` has for each request these tokens, and how many drafted tokens are judged next,
-        whether they are drafted yet or not. None in place of that number drops the draft.
+        whether they are drafted yet or not. With such a number the chain begins with the emitted
+        tokens, and the rest of it stays. None in place of the number drops the draft.
         """
         for request, (tokens, next_count) in commits.items():
             draft = self._drafts[request]

@@ -1,9 +1,9 @@
 """Reads images, animations, and lists or folders of images with Pillow.
 
 Only listed formats are decoded, and only after the declared size was checked. What has several
-frames becomes a ``FrameSource``. This knows when each frame appears, and its ``fetch`` decodes
-frames by number. Which of them are fetched is decided by ``frame_sampling``. Videos are read by
-other modules.
+frames becomes a ``FrameSource``. A ``FrameSource`` knows when each frame appears, and its ``fetch``
+decodes frames by number. Which of them are fetched is decided by ``frame_sampling``. Videos are
+read by other modules.
 """
 
 import contextlib

@@ -56,11 +56,12 @@ class BlockVisibility:
 
     def segment(self, cache: Cache, start: int, stop: int) -> Segment:
         """Returns the rows ``start:stop`` of a forward as a block after all that is in a cache."""
-        # The rows are passed as committed for the sake of windows. A window measures how far apart
-        # committed rows are by their places in the text, and other rows along the paths of a tree.
-        # The rows of a block follow each other in the text. Without a window it makes no difference
-        # whether rows are committed. None of them stays in the cache, because ``draft_blocks``
-        # never advances it.
+        # The rows are passed as committed, although none of them stays in the cache, which
+        # ``draft_blocks`` never advances. The reason is how a window measures the distance of two
+        # rows. For committed rows it is the difference of their places in the text, which is right
+        # here, because the rows of a block follow each other in the text. For other rows it is
+        # counted along the path of a tree. Without a window it makes no difference whether rows are
+        # committed.
         rows = stop - start
         at = cache.length
         if self.is_causal:
@@ -239,7 +240,11 @@ class BlockModule(nn.Module):
 
 class BlockHead(Head):
     """A DFlash head over a loaded target. ``score`` and ``commit`` are those of
-    :class:`saccade.model.heads.block_session.BlockSession`."""
+    :class:`saccade.model.heads.block_session.BlockSession`.
+
+    ``axes`` is how many numbers of a row's position the rotary embedding reads: three for M-RoPE
+    (time, height, width), else one.
+    """
 
     drafts_blocks = True
 
@@ -256,6 +261,8 @@ class BlockHead(Head):
         self.settings = settings
         self.levels_per_forward = settings.levels
         self.layer_count = self.key_layer_count = config.num_hidden_layers
+        # From a layer's number among all layers to its number among those that have keys. Here
+        # all layers have keys.
         self.key_layers = {number: number for number in range(self.layer_count)}
         # ``Head`` has filled these lists for one layer, and here all layers are alike.
         self.head_shapes = self.head_shapes * self.layer_count
@@ -314,7 +321,7 @@ class BlockHead(Head):
         ids = torch.full((len(caches), size), self.settings.mask_id, device=self.device)
         ids[:, 0] = torch.tensor(last_tokens, device=self.device)
         embeds = self._embed_block(ids)
-        # Layers in which the rows see the same share a step.
+        # Layers with the same attention mask share one step.
         visibilities = self.settings.visibilities
         step_of = {each: self._step(caches, each) for each in dict.fromkeys(visibilities)}
         steps = [step_of[each] for each in visibilities]
