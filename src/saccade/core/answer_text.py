@@ -46,9 +46,10 @@ class TextDecoder:
             if text.endswith(UNFINISHED):
                 continue
             withheld = withheld_length(text, self.stops)
-            # If more is withheld from the text with special tokens than from the text without them,
-            # a stop string that has a special token in it may have begun. Then the text is not
-            # certain up to this id, so one id fewer is tried.
+            # A stop string may have a special token in it, which ``text`` leaves out. Such a stop
+            # string may have begun if more characters are withheld from the text with special
+            # tokens than from ``text``. Then the text is not certain up to this id, so one id fewer
+            # is tried.
             spelled = self._spelled(ids[:count]) if self.stops else text
             if withheld_length(spelled, self.stops) <= withheld:
                 return text[: len(text) - withheld]

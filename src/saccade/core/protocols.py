@@ -332,10 +332,11 @@ class DraftReport:
 
 @dataclass(frozen=True)
 class EarlierTurns:
-    """What a turn with new media has in common with the turns before.
+    """What a drafter is told of a turn with new media, so that it reads only what is new.
 
     ``prefixes`` say for each prompt which rows and media earlier turns have prefilled already.
-    ``rules`` are this turn's sampling rules, by prompt.
+    ``rules`` are the sampling rules that drafts of this turn follow (``Sampling.for_drafts``), by
+    prompt.
     """
 
     prefixes: Sequence[SharedPrefix]
@@ -380,7 +381,7 @@ class Drafter(ABC):
 
     def start_turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         """Takes the next turns of conversations, whose earlier turns stay in the caches. ``rules``
-        are the sampling rules of these turns."""
+        are the sampling rules that drafts of these turns follow, by request."""
 
     @abstractmethod
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:

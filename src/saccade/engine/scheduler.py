@@ -3,10 +3,11 @@
 Each request is a batch of one with a drafter of its own, so that a drafter that fails harms no
 other request. A step of the scheduler does this:
 
-1. It reads chunks of waiting prompts: about as many chunks as a request gets tokens in a round on
-   average, so three chunks of 2,048 tokens where a round gives three tokens. The chunks may come
-   from one long prompt or from several short ones. The last chunk of a prompt gives the request's
-   first token.
+1. It reads waiting prompts in chunks of 2,048 tokens. A step reads about as many chunks as a
+   request gets tokens in a round on average: three chunks where a round gives each request three
+   tokens. So drafts of many tokens do not hold up the first tokens of requests that wait. The
+   chunks may come from one long prompt or from several short ones. The last chunk of a prompt
+   gives the request's first token.
 2. It lets the drafts read the prompts whose first token has been emitted, so that no first token
    waits for drafting.
 3. It runs a round of the requests that decode, in one forward of the target that they share. Where

@@ -31,7 +31,10 @@ LISTED = FOLDER / "listed.json"
 class Listing:
     """Every named method, and the values that each axis of overrides takes, in words."""
 
-    # By the method's name: what it is about, why it is a study if it is one, and its axes' values.
+    # By the method's name, and then by these keys:
+    #   "about": the method in words
+    #   "study": the reason why it is a study; left out if it is none
+    #   the name of an axis: the method's value on this axis; left out if it is the default
     methods: dict[str, dict[str, str]]
     axes: dict[str, list[str]]  # By the axis's name: the values that it takes.
 
@@ -47,7 +50,7 @@ class Listing:
         return others, studies
 
     def check(self, name: str) -> None:
-        """Raises MethodError for a method or an axis that no file provides."""
+        """Raises MethodError if a name has a method or an axis that is not in this listing."""
         split_name(name, self.methods, self.axes)
 
 

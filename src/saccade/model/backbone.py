@@ -316,7 +316,8 @@ class Backbone:
                 averaged in blocks of 2x2 before the projector. It stays empty for models that
                 cannot do this (:attr:`can_average_rows`). The vision tower does not run again.
             vision: the tower's outputs that a conversation has stored. Media that are among them do
-                not go through the tower again.
+                not go through the tower again. A model with a prefix cache does not read them,
+                because it looks up the tower's outputs in that cache.
         """
         with self.lock, nullcontext() if vision is None else vision.reading(self.model):
             return self._read_prompts(inputs, vision_outputs, with_averaged_rows, vision)
@@ -332,6 +333,8 @@ class Backbone:
         if self.windows:
             _refuse_hidden_tokens(inputs.get("attention_mask"))
         with_averaged_rows = with_averaged_rows and self.can_average_rows
+        # What the tower gives for these inputs, to be replayed below: first the outputs that the
+        # caller has given, then those of the calls that are recorded here.
         recorded = [*(vision_outputs or ())]
         store = vision if self.prefix_cache is None else self.prefix_cache
         if self.prefix_cache is not None:
@@ -731,12 +734,13 @@ class Backbone:
         return short
 
     def rounded(self, rounding: Rounding) -> Backbone:
-        """Returns the same model as a draft: it multiplies few rows with rounded copies of the
-        weights.
+        """Returns the same model as a draft, whose forwards of few rows may use rounded copies of
+        the weights.
 
-        The weights themselves are shared and unchanged, and each rounding's copies are made once.
-        Raises ModelError for a decoder that is not fused, for a device that cannot multiply with
-        such weights, and where there is no memory.
+        Forwards of many rows, such as a prompt's, use the weights themselves, which are shared and
+        unchanged. Each rounding's copies are made once. Raises ModelError for a decoder that is
+        not fused, for a device that cannot multiply with such weights, and where there is no
+        memory.
         """
         if self.rounding == rounding:
             return self

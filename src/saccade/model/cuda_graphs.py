@@ -268,6 +268,7 @@ class StaticInputs:
                 array[number, :new] = values[segment_rows]
                 array[number, new:] = values[segment.stop - 1]
             places[number] = np.arange(segment.first_key, segment.first_key + size.rows)
+            # ``Segment.mask`` is its ``recent_mask``, or a causal mask if that is None.
             mask = segment.mask.numpy()
             seen_by_all = segment.first_key + new - mask.shape[1]  # Keys before those of the mask.
             caches[:, number] = lease.start, lease.capacity, seen_by_all
@@ -434,7 +435,8 @@ class CudaGraphs:
         self._captured: OrderedDict[tuple[AttentionKind, Size], Forward] = OrderedDict()
         # Sizes whose captured forward gave other logits than an ordinary one.
         self._refused: set[tuple[AttentionKind, Size]] = set()
-        self._replaced: dict[AttentionKind, AttentionKind] = {}  # of kinds that failed
+        # By each attention kind that failed, the kind that is used instead.
+        self._replaced: dict[AttentionKind, AttentionKind] = {}
         self._new: dict[tuple[AttentionKind, Size], Probe] = {}  # sizes to be captured
         self._table: tuple[Tensor, Tensor] | None = None  # cos and sin of every position
         self._vocabularies = VocabularyTable(backbone.vocab, backbone.device)
@@ -490,7 +492,11 @@ class CudaGraphs:
         return RowLogits(logits, [partial(tokens.read, place) for place in places])
 
     def drop_captured(self) -> None:
-        """Drops all captured forwards, because the memory that they read has moved."""
+        """Drops all captured forwards and the reference to the rotary table.
+
+        It is called when the pool's buffers or the table have moved, because captured forwards read
+        the old place, and when capturing is given up.
+        """
         self._captured.clear()
         self._table = None
 
@@ -580,8 +586,8 @@ class CudaGraphs:
         If the table moves, all captured forwards are dropped.
         """
         assert self._fused is not None
-        longest = max(last, min(MIN_POSITIONS, self._backbone.max_positions or MIN_POSITIONS) - 1)
-        table = self._fused.table(longest, self.pool.keys[0])
+        min_rows = min(MIN_POSITIONS, self._backbone.max_positions or MIN_POSITIONS)
+        table = self._fused.table(max(last, min_rows - 1), example=self.pool.keys[0])
         if self._table is not None and table[0] is not self._table[0]:
             self.drop_captured()
         self._table = table

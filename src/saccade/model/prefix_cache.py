@@ -38,9 +38,9 @@ class PrefixCache:
     """Stores values by key, up to ``max_bytes``. Any thread may call it."""
 
     runs_media_separately = False
-    """Whether a vision tower runs each new medium of a prompt by itself, which ``vision_cache``
-    reads. With this cache neighbouring new media run together, and their outputs are stored as one
-    value."""
+    """Whether the vision tower is to run each new medium of a prompt by itself. ``vision_cache``
+    asks this of every store of outputs. With this cache neighbouring new media run together, and
+    their outputs are stored as one value."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes

@@ -205,12 +205,15 @@ def build_page(
         yield {stop_button: gr.Button(visible=False)}
 
     def _answers_so_far(run_state: PageRun, sampled: bool) -> dict[Any, Any]:
+        # The note "how" says that the two answers take turns on the same cores. If the draft works
+        # in a process of its own, the note adds that it also works in the plain answer's turns.
+        note = pictures.static_html("how", run_state.recipe.drafts_beside_target)
         return {
             answers_column: gr.Column(visible=True),
             plain_view: pictures.column(run_state.duel.plain, coloured=False),
             drafted_view: pictures.column(run_state.duel.drafted, coloured=True),
             result_view: pictures.outcome(run_state.duel, sampled),
-            note_view: pictures.static_html("how", run_state.recipe.drafts_beside_target),
+            note_view: note,
         }
 
     def _draft_pictures(run_state: PageRun) -> dict[Any, Any]:

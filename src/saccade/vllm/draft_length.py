@@ -55,7 +55,7 @@ def update_acceptance(
     """
     for token, confidence, emitted_token in zip(drafted, confidences, emitted, strict=False):
         accepted = token == emitted_token
-        acceptance = acceptance.fold([(confidence, accepted)], 1, ACCEPTANCE_DECAY)
+        acceptance = acceptance.fold([(confidence, accepted)], judged=1, memory=ACCEPTANCE_DECAY)
         if not accepted:
             break
     return acceptance
@@ -92,14 +92,15 @@ class RoundCosts:
             # A line cannot be fitted through a single length. So until both costs are measured,
             # rounds alternate between the longest draft, half of it, and none.
             lengths = (self.max_length, max(1, self.max_length // 2), 0)
-            return DraftPlan(lengths[self.rounds % 3], 0.0, acceptance)
+            return DraftPlan(lengths[self.rounds % 3], acceptance=acceptance)
         rates = [
             self._rate(requests, acceptance.rate, length) for length in range(self.max_length + 1)
         ]
         best = max(range(len(rates)), key=rates.__getitem__)
         if best == 0 or rates[best] < MIN_SPEEDUP * rates[0]:
             # Drafting does not pay. After a pause one full draft tries whether it does now.
-            return DraftPlan(self.max_length if self.pause.is_over else 0, 0.0, acceptance)
+            length = self.max_length if self.pause.is_over else 0
+            return DraftPlan(length, acceptance=acceptance)
         min_probability = rates[best] * (self.draft.slope / requests + self.target.slope)
         return DraftPlan(self.max_length, min_probability, acceptance)
 

@@ -143,7 +143,16 @@ class _Search:
                 what = "videos" if has_videos else "images"
                 names = ", ".join(benchmark.media.packed)
                 raise self._incomplete_error(f"its {what} ({names}) are missing", remedy)
-        return Dataset(benchmark.title, setting, benchmark, tables, "", pictures, index, remedy)
+        # ``open_dataset`` sets the name that the user gave, and the part.
+        return Dataset(
+            name=benchmark.title,
+            setting=setting,
+            benchmark=benchmark,
+            tables=tables,
+            pictures=pictures,
+            media_index=index,
+            remedy=remedy,
+        )
 
     def remedy(self, source: Source, with_media: bool = False) -> str:
         """Returns the end of an error message, which says how to fetch what is missing.

@@ -25,8 +25,8 @@ class FrameArray:
 
     def __init__(self, frames: Frames, fps: float | int | None) -> None:
         self.frames, self.label = frames, "the frames"
-        # The seconds to which times are rounded. The times below are computed from the rate, so
-        # they are more exact than this.
+        # When times are compared, they count as rounded to this many seconds. The times below are
+        # computed from the rate, so they are more exact than this.
         self.tick = 1e-6
         self.rate = float(fps or DEFAULT_SEQUENCE_FPS)
         self.times = np.arange(len(frames)) / self.rate
@@ -50,9 +50,10 @@ def picture_clip(picture: PILImage.Image | np.ndarray, channels_first: bool = Fa
 
 
 def frames_clip(frames: Frames, sampling: FrameSampling, limits: Limits | None = None) -> Clip:
-    """Returns frames as the clip of a video; ``sampling.fps`` is the rate at which they were taken.
+    """Returns frames as the clip of a video.
 
-    All of them from ``start`` to ``end`` are taken, unless ``num_frames`` is set.
+    ``sampling.fps`` is the rate of the given frames, in frames a second. The clip has all frames
+    from ``sampling.start`` to ``sampling.end``, unless ``sampling.num_frames`` is set.
     """
     if not len(frames):
         raise bad_option("there are no frames: give at least one")

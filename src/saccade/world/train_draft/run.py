@@ -171,8 +171,10 @@ class DraftTraining(Training):
         target: Loaded,
         recipe: DraftRecipe,
         settings: Settings,
-        conversations: Sequence[LlavaConversation],
+        llava_conversations: Sequence[LlavaConversation],
     ) -> None:
+        # The conversations are not read here, because the Trainer gets them from its ``PhaseRun``.
+        # They are an argument because ``train_draft`` makes a ``HeadTraining`` in the same way.
         self._target = target
         self._draft = make_starting_draft(target, recipe, settings)
         self.model = self._draft.backbone.model
@@ -200,10 +202,10 @@ class HeadTraining(Training):
         target: Loaded,
         recipe: DraftRecipe,
         settings: Settings,
-        conversations: Sequence[LlavaConversation],
+        llava_conversations: Sequence[LlavaConversation],
     ) -> None:
         self._target, self._unroll_steps = target, recipe.unroll_steps
-        ids = eagle3.known_ids(target, settings, recipe, conversations)
+        ids = eagle3.known_ids(target, settings, recipe, llava_conversations)
         self.model: eagle3.TrainedHead = eagle3.TrainedHead(target, ids, settings.seed)
 
     def trainer(self, phase_run: PhaseRun, on_progress: OnProgress) -> Any:
