@@ -27,7 +27,9 @@ class TimedRun:
     ids: tuple[int, ...]  # The answer's.
     decode_seconds: float  # Seconds of decoding, without the prefill.
     total_seconds: float  # Seconds of the whole run.
-    decoded_tokens: int  # Tokens that were decoded in ``decode`` seconds, so none of the prefill's.
+    # Tokens that were decoded in ``decode_seconds``. Those that came with the prefill do not count,
+    # except for a peer whose whole answer came with it.
+    decoded_tokens: int
     result: Result | None = None  # None for a peer.
     first_token_seconds: float = 0.0  # Seconds until a peer's first token; 0 for our methods.
 
@@ -44,6 +46,7 @@ def peer_run(ids: tuple[int, ...], first: float, total: float, early: int = 1) -
 
 
 Peer = Callable[[Loaded, Loaded | None, Inputs, dict[str, Any]], TimedRun]
+"""(target, draft, the target's inputs, further arguments of ``generate``) -> one timed run."""
 
 
 class _FirstTokenTimer(BaseStreamer):

@@ -74,7 +74,8 @@ def compare(
     from saccade.bench.comparison import resolve_methods
 
     # A method that cannot be used is refused here, before the models are loaded. Where a method
-    # drafts in a process of its own, that process starts here and gets ready while they load.
+    # drafts in a process of its own, that process starts here and gets ready while they load. The
+    # recipe of a peer is None.
     ours = [name for name, recipe in resolve_methods(names).items() if recipe is not None]
     run_setup.resolve_recipes(ours, exact)
     pair = settings.load_models(quiet=as_json)
@@ -178,7 +179,8 @@ class ComparisonProgress:
     def _time_left(self) -> str:
         """Returns how long the remaining runs will take, at the average of those so far.
 
-        It is the end of a line, such as ", about 0:00:50 left", and empty before the first run.
+        It is the end of a line, such as ", about 0:00:50 left". It is empty until the first timed
+        run has ended.
         """
         if self._timed is None:
             return ""

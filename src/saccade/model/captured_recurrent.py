@@ -76,7 +76,7 @@ MAX_REQUESTS = 4
 # A captured forward has room for one of these numbers of earlier nodes of each request's tree.
 EARLIER_SIZES = (0, 16, 128)
 SOLVED_TOGETHER = 8  # This many rows of a triangular system are solved at once.
-PROBED_NODES = 2  # How many earlier nodes there are when a size with room for them is tried.
+PROBED_NODES = 2  # A size with room for earlier nodes is tried with this many of each request.
 
 
 @once
@@ -279,8 +279,10 @@ class StaticRows:
             taps[request] = first + find_taps(ancestors[request], past)
             committed_count = segments[request].committed_rows if request < len(segments) else 0
             committed = range(past + earlier, past + earlier + committed_count)
-            # The window has the last `past` inputs. With past = 3 and one committed row, these are
-            # two of the inputs before the tree and the input of the committed row.
+            # The inputs up to the last committed row are the `past` ones before the tree and one
+            # for each committed row. The window has the last `past` of them, so as many of the
+            # first are left out as there are committed rows. With past = 3 and one committed row,
+            # it has two of the inputs before the tree and the input of the committed row.
             window_inputs = [*range(past), *committed][committed_count:]
             window_places[request] = first + torch.tensor(window_inputs, dtype=torch.long)
         if self._numbers.device.type == "cuda":
@@ -505,8 +507,11 @@ class RecurrentGraphs(CudaGraphs):
     def _hidden_states(
         self, kind: AttentionKind, inputs: StaticInputs, segments: Sequence[Segment] = ()
     ) -> Float[Tensor, "row dim"]:
-        """Computes the hidden states of a step, and writes those that caches of ``segments``
-        need."""
+        """Computes the hidden states of a step.
+
+        Those of the layers that the caches of ``segments`` record (``Cache.hidden``) are written to
+        these caches. A captured forward is given no segments, so it writes none.
+        """
         model = self._backbone
         ids, positions = inputs.tokens[:2].flatten(1)
         attention = kind.attention(inputs, self.pool, model.heads // model.kv_heads)

@@ -216,7 +216,8 @@ class PromptReader:
 
         ``masks`` are those of all prompts by kind of layer, ``number`` is the prompt's place among
         them, and ``rows`` marks those that are no padding. A mask may be causal except for groups
-        of rows that all see each other, such as a picture's, as far as the layer's window goes.
+        of rows that all see each other, such as a picture's. The last row that these see is the
+        last of their group. In layers with a sliding window, rows see only as far as the window.
         Raises ModelError for any other mask, or if the groups are not the same for all kinds.
         """
         found_rows = []
@@ -293,6 +294,8 @@ def move_text_past_media(
     """Returns positions with the text after each picture or video moved, so that it begins one past
     the largest position before it on any axis.
 
+    ``visual`` marks all rows of media, those that no view may drop included.
+
     This is how Qwen2-VL and Qwen2.5-VL were trained. Transformers 5.3 and later go on from the
     larger of height and width, though the time of a video may be larger still
     (docs/upstream-transformers-positions.md). For example, if the largest time of a video is 20 and
@@ -300,7 +303,8 @@ def move_text_past_media(
     """
     moved = positions.clone()
     for end in (visual[:-1] & ~visual[1:]).nonzero().squeeze(-1).tolist():
-        moved[:, end + 1 :] += moved[:, : end + 1].max() + 1 - moved[:, end + 1].max()
+        text_start = moved[:, : end + 1].max() + 1
+        moved[:, end + 1 :] += text_start - moved[:, end + 1].max()
     return moved
 
 

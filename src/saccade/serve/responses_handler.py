@@ -55,17 +55,18 @@ class ResponsesHandler(CompletionHandler):
         (detokenizer,) = self._detokenizers()
         for name in ("created", "in_progress"):
             yield {"type": f"response.{name}", "response": self._response_object("in_progress", [])}
+        # There is one answer, so its number is not needed.
         async for _, event in self._answer_events():
             if isinstance(event, NewTokens):
-                events = []
+                chunks = []
                 for tokens, logprobs in _pieces(event):
                     piece = detokenizer.write(tokens)
-                    events += stream.write(piece, self._logprob_entries(logprobs))
+                    chunks += stream.write(piece, self._logprob_entries(logprobs))
             else:
                 piece = detokenizer.finish(event.text or "")
-                events = stream.write(piece) + stream.end(event)
-            for each in events:
-                yield each
+                chunks = stream.write(piece) + stream.end(event)
+            for chunk in chunks:
+                yield chunk
         response = self._final_response(stream)
         yield {"type": f"response.{response['status']}", "response": response}
 

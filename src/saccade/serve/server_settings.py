@@ -37,4 +37,6 @@ class ServerSettings(ModelsAndMethod):
     max_answer_tokens: int = 2048
     max_body_bytes: int = 256 << 20
     prefix_cache_bytes: int = 2 << 30  # For media and prompts of earlier requests; 0 keeps none.
+    # Whether answers equal, bit for bit, those of the method ``ar`` that also runs with ``exact``.
+    # If so, every draft is a chain.
     exact: bool = False

@@ -84,10 +84,9 @@ def measure_costs(
     They are measured once per machine, pair and context, and stored. They are measured again if the
     machine was busier then than it is now. ``phase`` is called with "costs" before anything is
     measured. A slow model is timed at few numbers of rows at first, and at all of them by the first
-    process after ``ANSWERS_BEFORE_ALL_POINTS`` answers. Costs that were
-    measured or loaded never change within a process, so a seed always gives the same answer.
-    Estimated costs change at most once, when a call without ``answer_tokens`` measures or loads
-    them.
+    process after ``ANSWERS_BEFORE_ALL_POINTS`` answers. Costs that were measured or loaded never
+    change within a process, so a seed always gives the same answer. Estimated costs change at most
+    once, when a call without ``answer_tokens`` measures or loads them.
 
     ``answer_tokens`` is the length of the answer that waits for these costs. Nothing is measured
     if that would take longer than both ``UNNOTICED_SECONDS`` and ``MAX_MEASURING_SHARE`` of the
@@ -137,8 +136,9 @@ def _load_or_measure(
         return stored
     phase("costs")
     answers = 0 if stored is None else stored.get("used", 0)
-    all_points = answers >= ANSWERS_BEFORE_ALL_POINTS
-    measured = {**_measure(target, draft, context, all_points=all_points), "used": answers}
+    all_row_counts = answers >= ANSWERS_BEFORE_ALL_POINTS
+    measurements = _measure(target, draft, context, all_row_counts=all_row_counts)
+    measured = {**measurements, "used": answers}
     _IN_USE[key] = measured
     _MEASUREMENTS.save(key, measured)
     log.info("measured forwards: %s", measured)
@@ -212,7 +212,7 @@ def _count_answer(
 
 
 def _measure(
-    target: Backbone, draft: Backbone, context: int, *, all_points: bool
+    target: Backbone, draft: Backbone, context: int, *, all_row_counts: bool
 ) -> dict[str, Any]:
     """Times the forwards of a pair, and returns their seconds by name.
 
@@ -222,6 +222,8 @@ def _measure(
       and what it adds to a draft's forward with its one row.
     * "probe" has short forwards of the target and of the draft, by which a later process notices
       that the machine was busy.
+
+    With ``all_row_counts`` the target is timed at all of ``ROW_COUNTS``, however slow it is.
     """
     # A forward of one row, and of a few other numbers of rows, shows how slow the target is.
     first = ROW_COUNTS[:FIRST_ROW_COUNTS]  # They begin with one row.
@@ -234,7 +236,7 @@ def _measure(
     one_row_seconds = times[0]
     # A slow target is timed at as few row counts as there is time for: all would take minutes.
     affordable_count = int(TIMING_SECONDS / (MIN_REPEATS * MANY_ROWS_FACTOR * one_row_seconds))
-    count = len(ROW_COUNTS) if all_points else max(FIRST_ROW_COUNTS, affordable_count)
+    count = len(ROW_COUNTS) if all_row_counts else max(FIRST_ROW_COUNTS, affordable_count)
     rows = sorted(ROW_COUNTS[:count])
     by_rows = dict(zip(first, times, strict=True))
     if len(rows) > FIRST_ROW_COUNTS:

@@ -160,9 +160,14 @@ class Fit(CostedShape):
         return FitState(rate, self._correct_ratios(learnt.ratios or self._unit_ratios, round))
 
     def _correct_ratios(self, ratios: tuple[float, ...], round: Round) -> tuple[float, ...]:
-        """Returns the ratios after a round, unchanged if its duration is not typical."""
+        """Returns the ratios after a round.
+
+        They are unchanged if its duration is not typical, or if there is no ratio for its number of
+        rows.
+        """
         rows = 1 + len(round.tree)
         if not round.has_typical_duration or rows >= len(ratios):
             return ratios
-        bare = [0.0, *(self.forward_costs.verify(n) for n in range(1, len(ratios)))]
-        return correct_ratios(ratios, bare, rows, round.verify_seconds)
+        # At place n are the seconds of a forward of n rows by the costs. No forward has 0 rows.
+        seconds_by_rows = [0.0, *(self.forward_costs.verify(n) for n in range(1, len(ratios)))]
+        return correct_ratios(ratios, seconds_by_rows, rows, round.verify_seconds)

@@ -246,18 +246,22 @@ def replace_media(prompt: Prompt, texts: Texts) -> Prompt:
     but not as many as videos and images.
     """
     ids = prompt.full_ids[prompt.places]
+    # One entry for each visual row: whether it is a row of a video or image, not of a document.
     is_picture = ~prompt.document_rows.to(prompt.visual.device)
-    visual = prompt.visual.nonzero().squeeze(-1)[is_picture]
+    # The places of the rows of videos and images among all rows of the prompt.
+    picture_rows = prompt.visual.nonzero().squeeze(-1)[is_picture]
     # A fixed row (one that no view may drop) with the id of a picture's rows is a newline within
     # the picture, and is removed with it. Other fixed rows, such as sound, stay.
-    is_removed = prompt.fixed & torch.isin(ids, ids[visual])
-    is_removed[visual] = True
-    media_numbers = prompt.grid[:, 0].to(visual.device)[is_picture]
+    is_removed = prompt.fixed & torch.isin(ids, ids[picture_rows])
+    is_removed[picture_rows] = True
+    media_numbers = prompt.grid[:, 0].to(picture_rows.device)[is_picture]
     # Later entries of a dict replace earlier ones, so in reverse order each medium's first row is
     # the one that stays.
-    first_rows = dict(zip(media_numbers.flip(0).tolist(), visual.flip(0).tolist(), strict=True))
+    reversed_numbers = media_numbers.flip(0).tolist()
+    reversed_rows = picture_rows.flip(0).tolist()
+    first_rows = dict(zip(reversed_numbers, reversed_rows, strict=True))
     is_first = torch.zeros_like(is_removed)  # A medium's text takes the place of its first row.
-    is_first[visual.new_tensor([*first_rows.values()])] = True
+    is_first[picture_rows.new_tensor([*first_rows.values()])] = True
     media_count = len(first_rows)
     media_texts = texts * media_count if len(texts) == 1 else texts
     if len(media_texts) != media_count:

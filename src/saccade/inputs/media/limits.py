@@ -48,9 +48,10 @@ class Limits:
     ) -> None:
         """Raises VideoInputError for what exceeds a limit, or a shape that no processor accepts.
 
-        `label` names the source in the message. `size` is (width, height), `seconds` the duration
-        of the source, and `work` the seconds that the fastest machine needs to decode it. What is
-        not known yet is left at 0.
+        `label` names the source in the message, `nbytes` is the source's size in bytes, and `size`
+        the (width, height) of a frame. `seconds` is the duration of the source, which
+        `max_duration_s` limits. `work` is the seconds that the fastest machine needs to decode the
+        source, which `max_seconds` limits. What is not known yet is left at 0.
         """
         if self.max_bytes and nbytes > self.max_bytes:
             what = f"is larger than {self.max_bytes} bytes: cut it or compress it"

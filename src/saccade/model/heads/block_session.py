@@ -51,6 +51,8 @@ class BlockSession(HeadSession):
 
     def rewind_for_timing(self, context: int) -> None:
         super().rewind_for_timing(context)
+        # A block is drafted only where ``root_logits`` is None. So the next score drafts one, and
+        # its time is measured.
         for number in self.requests:
             self.request(number).root_logits = None
 
@@ -107,6 +109,8 @@ class BlockSession(HeadSession):
         # A block is out of date when its text has changed, which sets ``root_logits`` to None.
         outdated = [each for each in requests if each.root_logits is None]
         if outdated:
+            # ``row_count`` is the number of the only row without keys, the last committed token's:
+            # it has grown as keys were written. The block begins there.
             block_offsets = torch.arange(head.settings.size, device=head.device)
             logits = head.draft_blocks(
                 [each.cache for each in outdated],

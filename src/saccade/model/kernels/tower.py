@@ -128,8 +128,9 @@ class Tower:
         can_use_ours = is_plain_attention and is_fp32_on_cpu and compiled.supports_head_dim(width)
         if not can_use_ours:
             return call_theirs()
-        # Our kernel is causal unless it is given a bias, which is added to the logits of the last
-        # keys. A bias of 0 on the last key alone changes nothing, and every row sees every key.
+        # Without a bias our kernel is causal. With one every row sees every key, and the bias is
+        # added to the logits of the last keys. So a bias of 0 for the last key changes no logit,
+        # and serves only to let every row see every key.
         zero_bias = query.new_zeros(new, 1)
 
         def call_ours() -> tuple[Tensor, None]:
@@ -138,14 +139,18 @@ class Tower:
             outs = [compiled.attend(q, k, v, zero_bias, scale).transpose(0, 1) for q, k, v in rows]
             return torch.stack(outs), None
 
-        # Both are timed at the first call of about this size.
+        # The quicker one is found at the first call of about this size. The times of earlier
+        # processes count too: ``measure`` is not called once both have been measured
+        # ``kernels.MAX_MEASUREMENTS`` times on this machine.
         size = heads, key.shape[1], width, new.bit_length()
         if size not in self._is_ours_quicker:
             calls: dict[str, Callable[[], object]] = {"theirs": call_theirs, "ours": call_ours}
-            times_by_size = kernels.shortest_times(
-                ("tower", size), lambda: {size: kernels.time_calls(calls)}
-            )
-            times = times_by_size[size]
+
+            def measure() -> dict[tuple[int, ...], dict[str, float]]:
+                """Returns the seconds of both calls, by size."""
+                return {size: kernels.time_calls(calls)}
+
+            times = kernels.shortest_times(("tower", size), measure)[size]
             self._is_ours_quicker[size] = times["ours"] < times["theirs"]
         return call_ours() if self._is_ours_quicker[size] else call_theirs()
 

@@ -205,8 +205,11 @@ def training_sample(
     for last in reversed(answer_turns):
         turns = conversation.turns[:last]
         parts = [part["type"] for turn in turns for part in turn["content"]]
-        visible_media = clips[: parts.count("video")], images[: parts.count("image")]
-        inputs = questions.conversation_inputs(name, processor, turns, *visible_media)
+        visible_clips = clips[: parts.count("video")]
+        visible_images = images[: parts.count("image")]
+        inputs = questions.conversation_inputs(
+            name, processor, turns, visible_clips, visible_images
+        )
         inputs = questions.cast_pixels(inputs, loaded.backbone.dtype)
         room = max_length - inputs["input_ids"].shape[1]
         answer = conversation.turns[last]["content"][0]["text"]
@@ -256,8 +259,9 @@ def _answer_spans(
         if turns[turn]["role"] != "assistant":
             continue
         # The conversation is written twice more: up to the place where the answer begins, and up to
-        # the place where it ends. Each of these ids begins as those of the whole conversation do,
-        # and the number of equal ids is the place.
+        # the place where it ends. Each of these two texts has the same ids as the whole
+        # conversation up to that place, which is therefore the number of ids that agree from the
+        # start.
         ids_before_answer = questions.template_ids(name, processor, turns[:turn])
         ids_with_answer = questions.template_ids(
             name, processor, turns[: turn + 1], continues_last_turn=True
