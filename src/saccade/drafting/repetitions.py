@@ -16,8 +16,8 @@ from saccade.model.likeliest import Vocabulary
 SHORTEST_MATCH = 3  # tokens; shorter endings occur everywhere
 LONGEST_MATCH = 32  # A longer match tells no more.
 MAX_COPIED_TOKENS = 48  # of one draft
-# A text is taken to continue the text that was read before it if this many of the earlier text's
-# last tokens are at the same places in it.
+# A text is taken to continue the text that was read before it if this many tokens, the last ones of
+# the earlier text, are at the same places in both texts.
 COMPARED_TAIL_TOKENS = 64
 
 
@@ -37,7 +37,7 @@ class RepetitionIndex:
 
     def find(self, text: Sequence[int], count: int) -> Repetition | None:
         """Returns up to ``count`` tokens that followed the last earlier occurrence of the text's
-        ending; None where the ending is new.
+        ending; None where the ending is new, or where the token after it must not be copied.
 
         Copied tokens that reach the end of the text start again from the first copied one. After
         the text 7 8 9 1 7 8 9, the copy is 1 7 8 9 1 7 8 9 ...

@@ -117,8 +117,8 @@ class Request:
         Args:
             inputs: what the target's processor returned, for one request or several.
             grammar: an answer's ids -> the tokens that may follow; drafts obey it too.
-            supported_by_caller: those settings that are refused by default, such as
-                ``output_scores``, that the caller of this function handles itself.
+            supported_by_caller: settings that the caller of this function handles itself, such as
+                ``output_scores``. They are refused if they are not named here.
             arguments: see :class:`RequestArguments`.
 
         Raises OptionError for an input or an argument that cannot be used.
@@ -636,8 +636,7 @@ def without_end(
     """Returns a decoder that leaves out the token that ends an answer."""
     if decode is None:
         return None
-    write = decode
-    return lambda ids: write(ids[:-1] if ids and ids[-1] in end_ids else ids)
+    return lambda ids: decode(ids[:-1] if ids and ids[-1] in end_ids else ids)
 
 
 def _encoder(tokenizer: Any) -> Callable[[str], list[int]] | None:

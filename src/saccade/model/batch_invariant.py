@@ -75,8 +75,8 @@ class BatchInvariantSession(Session):
                     row_queries=segment.row_queries,
                     vocabulary=segment.vocabulary,
                 )
-                own_rows = [row - start for row in logit_rows if start <= row < stop]
-                chunk = Rows([part], ids[start:stop], positions[start:stop], own_rows)
+                chunk_logit_rows = [row - start for row in logit_rows if start <= row < stop]
+                chunk = Rows([part], ids[start:stop], positions[start:stop], chunk_logit_rows)
                 chunk_logits = self._logits_of_chunk(chunk)
                 logits.append(chunk_logits.logits)
                 likeliest += chunk_logits.likeliest
@@ -86,8 +86,8 @@ class BatchInvariantSession(Session):
         """Returns the logits of ``rows.logit_rows``, the last of at most ``ROWS`` rows of one
         request."""
         (segment,) = rows.segments
-        # A captured forward cannot store queries. It can store hidden states, but this session
-        # stores them by ordinary forwards alone.
+        # A captured forward cannot store queries. Hidden states, which it could store, are also
+        # stored by ordinary forwards in this session.
         must_be_ordinary = segment.row_queries is not None or segment.cache.hidden is not None
         if self.cuda_graphs is None or must_be_ordinary:
             return RowLogits.of_ordinary(self._ordinary_forward(rows))
@@ -119,11 +119,11 @@ class BatchInvariantStep(Step):
     """
 
     def __init__(self, segment: Segment, last: Int[Tensor, " rows"] | None = None) -> None:
-        # The base class is not initialised, because it would make a mask as wide as the cache. So
-        # the attributes that its ``__call__`` reads are set here. It calls a kernel with a mask,
-        # and takes both from ``_kernels``, which has a pair for each segment. Where only the last
-        # row attends, it takes the pair that ``_choose(segment, 1)`` returns. Here the kernel is
-        # always attend_in_order, which gets the last key that each row sees in place of a mask.
+        # ``Step.__init__`` is not called, because it would make a mask as wide as the cache. The
+        # attributes that ``Step.__call__`` reads are set here instead. ``_kernels`` has a pair for
+        # each segment: a kernel and the mask that it is called with. ``_choose(segment, 1)``
+        # returns such a pair for the last row alone. Here the kernel of every pair is
+        # attend_in_order, and the last key that each row sees takes the place of the mask.
         end = segment.end_key
         last_keys = torch.arange(segment.first_key, end) if last is None else last
         self.segments = [segment]

@@ -88,7 +88,8 @@ def visible_keys(
     masked_keys = mask.shape[1]
     # The cache row of the tree's first node. If the segment begins with committed rows, the whole
     # tree follows them. Otherwise earlier forwards may have scored the first nodes of the tree,
-    # whose keys are right before the segment's own. So at least one of the two numbers is 0.
+    # whose keys are right before the segment's own. So ``scored_nodes`` or ``committed_rows`` is 0,
+    # or both are.
     tree_start = segment.first_key - segment.scored_nodes + segment.committed_rows
     visible = torch.ones(new, key_count, dtype=torch.bool)
     visible[:, key_count - masked_keys :] = mask
@@ -169,9 +170,9 @@ def last_visible_rows(
     For example, it is 0, 3, 3, 3, 4 for a row of text, a picture of three rows that see each other,
     and a row of text.
 
-    Raises ValueError unless the mask follows from these numbers. A row must see every key up to
-    itself, and every later key whose row has the same number. Of these it must see all that are in
-    its ``window``, if there is one, and it must see no other key.
+    Raises ValueError unless the mask follows from these numbers and from the ``window``. By such a
+    mask a row sees two kinds of keys: those up to its own, and later ones whose rows have the same
+    number. With a window it sees only those of them that are in the window.
     """
     length = len(mask)
     places = torch.arange(length, device=mask.device)

@@ -1,9 +1,9 @@
 """The papers' benchmarks, read from disk in the layouts in which they are published.
 
 `benchmarks.yaml` describes the files and columns of each, and how the papers ran it (`Benchmark`,
-`Setting`). `search` finds the files, and the one class here reads all benchmarks: it turns rows of
-their tables into items, which are questions about media. A row that cannot be used is listed with
-the reason, and the others go on.
+`Setting`). The module `search` finds the files, and `Dataset` reads all benchmarks: it turns rows
+of their tables into items, which are questions about media. A row that cannot be used is listed
+with the reason, and the others go on.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from saccade.core.errors import OptionError, VideoInputError
 from saccade.inputs import media
 from saccade.inputs.media import Clip, FrameSampling
 
-SAMPLE_SEED = 42  # SpecVLM's published code draws its samples with this seed, in this way.
+# SpecVLM's published code draws its samples with this seed, in the way of `Dataset.entries`.
+SAMPLE_SEED = 42
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 A draft process runs a draft model beside the target (the parallel schedule). One that dies or falls
 silent costs speed and nothing else, because the answer then goes on by plain decoding.
 
-Every running process is listed here, so that the garbage collector frees none while an answer uses
-it. An answer holds a :class:`Lending`, which ends once: when the answer is closed, or when nothing
+``_running`` lists every process until it is ended, so that all can be ended with the interpreter.
+An answer holds a :class:`Lending`, which ends once: when the answer is closed, or when nothing
 refers to the lending any more.
 """
 

@@ -27,10 +27,11 @@ draft measures plain decoding again.
 
 The state is computed round by round and holds only numbers, so the same rounds give the same state.
 When sampling, no measured time enters it, so that the drawn tokens do not depend on the speed of
-the machine. The seconds of a sampled round are then computed from the believed costs. They are the
-larger of two numbers: the seconds to draft and verify the levels that were judged, and the seconds
-of a round with the chain length that is expected to decode fastest. With a copied draft they are
-the seconds to verify the copy. Tokens drawn after a rejected one never enter the state.
+the machine. The seconds of a sampled round are then computed from the believed costs. Tokens that
+were drawn after a rejected one must not enter the state either. So the round counts as the seconds
+to draft and verify the levels that were judged, and at least as the seconds of a round with the
+chain length that is expected to decode fastest. With a copied draft it counts as the seconds to
+verify the copy.
 """
 
 from __future__ import annotations
@@ -94,8 +95,9 @@ LEAST_CONFIDENCE = 1e-4
 RETRY_AFTER_ROUNDS = 2  # rounds of plain decoding before drafting is tried again
 MAX_RETRY_AFTER_ROUNDS = 128
 MAX_PAUSE_GROWTH = 16  # A pause is at most this many times as long as the one before.
-# The tokens that a retry may lose, as a share of the tokens of the pause before it. A pause is made
-# so long that another loss like the last one is at most this share. MAX_RETRY_AFTER_ROUNDS and
+# How much a retry may lose. A loss is how many tokens more plain decoding would have emitted in the
+# same time. After a loss the next pause is made so long that the same loss would be at most this
+# share of the pause's tokens, one for each of its rounds. MAX_RETRY_AFTER_ROUNDS and
 # MAX_PAUSE_GROWTH limit the pause even so.
 MAX_LOST_SHARE = 0.015
 
@@ -106,7 +108,8 @@ UNCONFIRMED_COST_SHARE = 0.5
 CONFIRMED_COST_SHARE = 0.8
 MAX_TRIAL_DEPTH = 3  # levels of a draft that is tried although it is not believed to pay
 # After this many rounds with drafts, one round decodes plainly, to measure what that takes. The
-# first number holds until this answer or an earlier one has measured it.
+# first number holds until this answer has measured it, unless an earlier answer that drafted has
+# corrected the costs.
 FIRST_PLAIN_AFTER_ROUNDS = 3
 PLAIN_AFTER_ROUNDS = 48
 # How much the remembered acceptance rate weighs when an answer ends and its own rate is averaged
@@ -212,8 +215,9 @@ class Auto(CostedShape):
         if remembered is None:
             return Estimates()
         accepted = FadingMean(remembered * REMEMBERED_WEIGHT, REMEMBERED_WEIGHT)
-        # The calibration is accepted tokens over the sum of their confidences. No confidence
-        # exceeds 1, so it is not below accepted tokens over all tokens, the acceptance rate.
+        # The calibration is accepted tokens over the sum of the draft's confidence in all judged
+        # tokens. No confidence exceeds 1, so that sum is at most the number of judged tokens, and
+        # the calibration is at least the acceptance rate.
         mean = max(PRIOR_CALIBRATION, remembered)
         calibration = FadingMean(mean * PRIOR_CALIBRATION_WEIGHT, PRIOR_CALIBRATION_WEIGHT)
         return Estimates(Acceptance(accepted, calibration))
@@ -277,9 +281,10 @@ class Auto(CostedShape):
             other_tokens, other_seconds = best_round(costs, estimates.acceptance.rate)
         rate = _rate_to_beat(estimates, costs, (other_tokens, other_seconds))
         tokens = repetition.tokens[:MAX_DRAFT_NODES]
-        # The chance that a copied token and all before it are right, and the expected tokens of a
-        # round with the first 0, 1, 2, ... of them, the target's own token included.
+        # For each copied token, the chance that it and all before it are right.
         reach_chances = accumulate(estimates.copy_chances(repetition), mul)
+        # For each number of copied tokens, from 0 on, the expected tokens of a round, the target's
+        # own token included.
         expected_tokens = accumulate(reach_chances, initial=1.0)
         # For each number of copied tokens, what the round earns beyond the tokens that its seconds
         # are worth at this rate. At 50 tokens a second, 2.5 tokens in 40 ms are a gain of 0.5.
@@ -325,10 +330,11 @@ class Auto(CostedShape):
     def _next_round_measures_plain(self, estimates: Estimates) -> bool:
         """Returns whether the next round decodes plainly only to measure what that takes."""
         times = estimates.times
+        # Costs that earlier answers have corrected count as measured, even if none of these answers
+        # had a plain round.
         is_measured = self.has_measured_draft or times.plain.weight > 0
-        return times.since_plain >= (
-            PLAIN_AFTER_ROUNDS if is_measured else FIRST_PLAIN_AFTER_ROUNDS
-        )
+        interval = PLAIN_AFTER_ROUNDS if is_measured else FIRST_PLAIN_AFTER_ROUNDS
+        return times.since_plain >= interval
 
     def fold(self, state: State, round: Round) -> State:
         before: Estimates = state
@@ -405,10 +411,10 @@ class Auto(CostedShape):
             )
         # An answer with few judged tokens changes the rate little, so that one unlucky answer does
         # not end drafting.
-        believed = PRIOR_ACCEPTANCE if remembered is None else remembered
+        earlier_rate = PRIOR_ACCEPTANCE if remembered is None else remembered
         judged = estimates.acceptance.accepted.weight
         share = judged / (judged + REMEMBERED_TOKENS)
-        acceptance = believed + share * (estimates.acceptance.rate - believed)
+        acceptance = earlier_rate + share * (estimates.acceptance.rate - earlier_rate)
         costs = self.believed_costs(estimates._replace(requests=1))
         # A forward of more rows is not believed to be faster, so this is a running maximum.
         seconds = tuple(accumulate(map(costs.verify, REMEMBERED_ROWS), max))
@@ -445,8 +451,9 @@ class Auto(CostedShape):
             )
         times = estimates.times
         scale = times.plain_slowdown(bare.verify[1])
-        # A draft forward takes the mean of the measured ones and of the prior, which counts as
-        # ``weight`` forwards. A prior that earlier answers have shown outweighs one slow draft.
+        # A draft forward is believed to take the mean of the measured ones and of a prior, which
+        # counts as ``weight`` forwards. A prior that earlier answers have measured weighs more, so
+        # that one slow draft does not outweigh it.
         prior = scale * bare.costs.draft
         weight = REMEMBERED_WEIGHT if self.has_measured_draft else FORWARD_PRIOR_WEIGHT
         seconds, forwards = times.draft_forward
@@ -462,16 +469,16 @@ class Auto(CostedShape):
         )
 
     def _round_seconds(self, estimates: Estimates, round: Round) -> float:
-        """Returns the seconds that the estimates take a round to have lasted.
+        """Returns how many seconds a round counts as in the estimates.
 
         They are the measured ones, with two exceptions: when sampling, and in the first round of a
-        size, because CUDA graphs make later rounds of that size quicker. Then they are what the
-        round is believed to take. For a copy that is the time to verify it. For another draft it is
-        the time to draft and verify the levels that were judged, and at least the time of the round
-        that is expected to decode fastest.
+        size, because CUDA graphs make later rounds of that size quicker. In both cases they are
+        what the round is believed to take. For a copy that is the time to verify it. For another
+        draft it is the time to draft and verify the levels that were judged, and at least the time
+        of the round that is expected to decode fastest.
         """
         if not round.p.rules.sample and not round.first_of_size:
-            return sum(_own_seconds(round))
+            return sum(_seconds_of_request(round))
         costs = self.believed_costs(estimates)
         if round.tree.match_length:
             return costs.verify(1 + len(round.tree))
@@ -497,10 +504,12 @@ class Auto(CostedShape):
         """Returns ``times`` with the seconds of this round.
 
         They are unchanged in three cases: when sampling, after a round whose seconds tell nothing
-        of later rounds, and after a round whose forward was shared. Only ``since_plain``, which
-        counts rounds with drafts since the last one without, becomes 0 after a shared round without
-        a draft. Without that, a round that decodes plainly to measure what that takes would be
-        followed by another, for as long as forwards are shared.
+        of later rounds, and after a round whose forward was shared.
+
+        The third case has an exception. ``since_plain`` counts the rounds with drafts since the
+        last one without, and a shared round without a draft sets it to 0. Otherwise a round that
+        decodes plainly to measure what that takes would be followed by another, for as long as
+        forwards are shared.
         """
         times = estimates.times
         rows = 1 + len(round.tree)
@@ -508,16 +517,18 @@ class Auto(CostedShape):
             return times
         if round.load is not None:
             return times if rows > 1 else times._replace(since_plain=0)
-        believed = self.forward_costs.verify(rows)
+        # ``ForwardTimes`` compares the measured seconds with those that were expected when the
+        # answer began, before its rounds corrected them.
+        initial_seconds = self.forward_costs.verify(rows)
         if rows == 1:
-            return times.after_plain(round.verify_seconds, believed)
+            return times.after_plain(round.verify_seconds, initial_seconds)
         levels = self._count_levels(estimates, round)
         return times.after_drafting(
             self.forward_costs.draft_forwards(levels),
             round.draft_seconds,
             rows,
             round.verify_seconds,
-            believed,
+            initial_seconds,
             self.forward_costs.draft,
         )
 
@@ -678,10 +689,11 @@ def _tabulate(costs: Costs, requests: int) -> BareCosts:
     return BareCosts(costs, verify, row_prices)
 
 
-def _own_seconds(round: Round) -> tuple[float, float]:
-    """Returns a request's part of a round's seconds of drafting and of verifying.
+def _seconds_of_request(round: Round) -> tuple[float, float]:
+    """Returns a request's part of a round's seconds: of drafting, and of verifying.
 
-    Its part of a shared forward of the target is its share of that forward's rows.
+    If the target's forward was shared, the request's part of it is its share of the rows. The
+    seconds of drafting in ``round.load`` are the request's part already.
     """
     if round.load is None:
         return round.draft_seconds, round.verify_seconds

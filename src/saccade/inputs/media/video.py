@@ -128,9 +128,11 @@ class Video:
         packet_count = sum(
             int(last) - int(start) + 1 for start, last in last_packet_by_start.items()
         )
-        work = self.size[0] * self.size[1] * packet_count / MAX_PIXELS_PER_SECOND
-        self.limits.check(self.label, work=work)
-        # The last good frame since packets were last skipped, unless an error came after it.
+        # How many seconds the fastest decoder would need.
+        least_seconds = self.size[0] * self.size[1] * packet_count / MAX_PIXELS_PER_SECOND
+        self.limits.check(self.label, work=least_seconds)
+        # The frame before the one that is decoded next. It stays on display where a packet gives no
+        # picture. It is None if it was skipped or is damaged.
         previous: Any = None
         is_decoding = False  # Whether the packet before was decoded, and not skipped.
         decoded_count = 0

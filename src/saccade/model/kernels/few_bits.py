@@ -55,9 +55,10 @@ class Rounding:
         """Returns whether weights on this device can be rounded so."""
         if device.type != self.device_type:
             return False
-        # A machine may have GPUs of several kinds.
-        has_units = device.type != "cuda" or _multiplies_fp8(device)
-        return has_units and bool(few_bit_products(self))
+        # ``few_bit_products`` asks the current GPU, and a machine may have GPUs of several kinds.
+        if device.type == "cuda" and not _multiplies_fp8(device):
+            return False
+        return bool(few_bit_products(self))
 
     @property
     def zero(self) -> int:
@@ -96,7 +97,8 @@ def roundings_on(place: torch.device) -> list[Rounding]:
 
 
 def why_unavailable(rounding: Rounding, place: torch.device) -> str:
-    """Returns why weights on a device cannot be rounded so, and what can be, as a clause."""
+    """Returns a clause for an error: why weights on a device cannot be rounded so, and what to do
+    instead."""
     others = ", ".join(each.name for each in roundings_on(place))
     instead = f"use {others}" if others else "name a checkpoint in few bits as the draft"
     if place.type != rounding.device_type:
@@ -296,7 +298,8 @@ class FewBitProduct:
     prepare: Callable[[Tensor, bool], Any]
     """(weight, whether its first half gates the second) -> prepared weights."""
     multiply: Callable[[Tensor, Any, Tensor | None], Tensor]
-    """(x, prepared weights, base) -> base + x W^T, or the gated product where it ``gates``."""
+    """(x, prepared weights, base) -> base + x W^T, or the gated product where it ``gates``. A base
+    of None adds nothing."""
     gates: bool = False
     """Whether ``multiply`` applies the silu gate itself. Otherwise its caller does."""
     output_multiple: int = 1

@@ -56,8 +56,8 @@ def splits_for(programs: int, processors: int) -> int:
 
     ``programs`` is how many programs all requests together would have if keys were not cut. The
     number of splits gives each of the GPU's ``processors`` (SMs) about one program. More programs
-    read keys no faster on an H100, and more splits take longer to add up. It is a power of two, as
-    ``tl.arange`` needs.
+    read keys no faster on an H100, and more splits take longer to add up. The number is a power of
+    two, as ``tl.arange`` needs.
     """
     splits = max(1, processors // max(1, programs))
     return min(MAX_SPLITS, 1 << (splits.bit_length() - 1))
