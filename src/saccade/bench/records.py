@@ -41,6 +41,9 @@ class Answer:
     ``caption`` that ran beside the target's prefill and so delayed nothing. ``beside_prefill``,
     ``beside_guide`` and ``beside_draft`` are the draft's work in parallel with the target, which
     delays nothing either. ``draft`` and ``verify`` are sums over the rounds.
+
+    ``accepted``, ``drafted``, ``nodes`` and ``own`` are about all rounds but the opening one, which
+    emits the prefill's token without a further forward.
     """
 
     suite: str
@@ -76,10 +79,10 @@ class Answer:
     visual_tokens: int = 0
     draft_visual_tokens: int | None = None
     reused_tokens: int = 0
-    accepted: tuple[int, ...] = ()  # Per round.
+    accepted: tuple[int, ...] = ()  # Per round, the number of accepted tokens.
     drafted: tuple[int, ...] = ()  # Per round, the depth of the draft.
     nodes: tuple[int, ...] = ()  # Per round, all tokens of the draft.
-    own: int = 0  # How many rounds ended in a token of the target's own.
+    own: int = 0  # How many of these rounds ended in a token of the target's own.
     # The most bytes in use during the answer, minus those in use before it; None where not
     # measured.
     peak: int | None = None
@@ -115,6 +118,7 @@ STAGES: Mapping[str, Callable[[Answer], float]] = {
 def result_fields(result: Result) -> dict[str, Any]:
     """Returns the fields of an ``Answer`` that a result of ours determines."""
     timings = asdict(result.timings)
+    forwards = result.forwards  # All rounds but the opening one.
     return dict(
         ids=result.ids,
         text=result.text or "",
@@ -127,10 +131,10 @@ def result_fields(result: Result) -> dict[str, Any]:
         visual_tokens=result.visual_tokens,
         draft_visual_tokens=result.draft_visual_tokens,
         reused_tokens=result.reused_tokens,
-        accepted=tuple(len(round.accepted) for round in result.forwards),
-        drafted=tuple(height(round.parents) for round in result.forwards),
-        nodes=tuple(len(round.tokens) for round in result.forwards),
-        own=sum(round.own is not None for round in result.forwards),
+        accepted=tuple(len(round.accepted) for round in forwards),
+        drafted=tuple(height(round.parents) for round in forwards),
+        nodes=tuple(len(round.tokens) for round in forwards),
+        own=sum(round.own is not None for round in forwards),
         fallback=result.fallback_reason,
         peak=result.peak_bytes,
     )

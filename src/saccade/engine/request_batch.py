@@ -253,14 +253,16 @@ class RequestBatch:
             pairs = zip(self.prompts, self._rows_known_to_draft, strict=True)
             prefixes = [SharedPrefix.of(prompt, rows) for prompt, rows in pairs]
             earlier_turns = EarlierTurns(prefixes, self._draft_rules)
-        spent["draft_prefill"] = drafter.ready(prefills, earlier_turns)
+        # ``ready`` returns the seconds that the target waited for the draft's prefill.
+        draft_prefill_wait = drafter.ready(prefills, earlier_turns)
+        spent["draft_prefill"] = draft_prefill_wait
         self._rows_known_to_draft = [sys.maxsize] * len(self.prompts)
         seconds = self._draft_seconds()
         spent["caption"], spent["caption_hidden"] = seconds.caption, seconds.caption_hidden
-        # "guide" is the rest of this phase, without the draft's prefill and the wait for captions.
-        # Captions made beside the target's prefill took no time of this phase.
+        # "guide" is the rest of this phase, without the waits for the draft's prefill and for
+        # captions. Captions made beside the target's prefill took no time of this phase.
         caption_wait = seconds.caption - seconds.caption_hidden
-        spent["guide"] = max(0.0, clock.lap() - spent["draft_prefill"] - caption_wait)
+        spent["guide"] = max(0.0, clock.lap() - draft_prefill_wait - caption_wait)
 
     def _encode_prompts(self) -> list[int]:
         """Encodes the request's prompts and returns how many leading rows of each are those of the
@@ -271,6 +273,8 @@ class RequestBatch:
         if not self._adds_media:
             return [0] * len(self.prompts)
         self.session.rules = self.rules
+        # Only a batch with a session of its own continues a conversation, so ``first`` is 0, and a
+        # request's place is its number in the session.
         shared = [
             self.session.shared_rows(place, earlier[place], prompt)
             for place, prompt in enumerate(self.prompts)
@@ -344,7 +348,11 @@ class RequestBatch:
 
     def _continues_first_media(self, request: Request) -> bool:
         """Returns whether each request begins as the one before it in the conversation did: with
-        the same tokens up to the end of its first medium, and the same first media."""
+        the same tokens up to the end of its first medium, and the same first media.
+
+        A batch that continues a conversation has a session of its own, so a request's place in the
+        batch is its number in the session.
+        """
         if len(request.ids) != len(self.prompts) or not request.starts_with_media(self._media):
             return False
         for number, (prompt, new) in enumerate(zip(self.prompts, request.ids, strict=True)):

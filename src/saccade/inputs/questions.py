@@ -349,9 +349,10 @@ def conversation_inputs(
 
 
 def _pad_clip(clip: Clip, processor: Any) -> Clip:
-    """Repeats a clip's last frame where it has fewer frames than the processor joins into one.
+    """Repeats a clip's last frame where the clip is shorter than a patch.
 
-    Some processors do this themselves and some (Qwen3-VL's) refuse such a clip.
+    A processor may make each patch of several frames (``temporal_patch_size``). Some processors
+    repeat the last frame themselves, and some (Qwen3-VL's) refuse such a clip.
     """
     missing = getattr(processor.video_processor, "temporal_patch_size", 1) - len(clip.frames)
     if missing <= 0:

@@ -169,6 +169,7 @@ class CommonSetting(ViewSetting):
     view, the error lists the views that have it."""
 
     def refusal(self, parts: Parts) -> str:
+        # ``_owners`` yields the objects of a view whose field the setting could set.
         able = ", ".join(name for name, view in VIEWS.items() if any(self._owners(view)))
         return f"{self.axis} needs another view than {parts.view.name}: one of {able}"
 
@@ -178,6 +179,7 @@ class KeepSetting(CommonSetting):
     """The share of visual tokens to keep. Setting it clears the view's own share for images."""
 
     def write(self, owner: Any, value: float) -> Any:
+        """Returns ``owner``, a view, with this share."""
         cleared = {"images": None} if "images" in owner.settings else {}
         return replace(owner, keep=value, **cleared)
 
@@ -187,9 +189,9 @@ class WeightsSetting(Setting):
     """The rule by which an ensemble weighs its views.
 
     Such a rule may have fields that other axes set: ``tau`` is the temperature of the rule
-    ``inverse``, which is called ``inverse`` at every temperature. The named rules have the defaults
-    of these fields. A rule's name is found by comparing it with them, so :meth:`read` returns the
-    rule with these defaults.
+    ``inverse``, which is called ``inverse`` at every temperature. To find a rule's name, the rule
+    is compared with the named rules (``_spell_weights``), whose fields of this kind have their
+    defaults. So :meth:`read` returns the ensemble's rule with the defaults in these fields.
     """
 
     def read(self, owner: Ensemble) -> Weighting:

@@ -29,7 +29,8 @@ from saccade.model.window_rule import KeyWindow
 # Up to this many of the last tokens can always be rolled back: eviction keeps the keys that the
 # windows need then.
 ROWS_TO_CUT_BACK = 64
-TURNS_WITH_SAVED_WINDOWS = 2  # The windows at the starts of so many latest turns are saved.
+# The windows at the start of a turn stay saved for this many of the latest turns.
+TURNS_WITH_SAVED_WINDOWS = 2
 # A request keeps at most so many copies of a window: one for each of the last turns, and three in
 # its prompt, at the end of the pictures, somewhat before the prompt's end, and at its end.
 MAX_SAVED_WINDOWS = TURNS_WITH_SAVED_WINDOWS + 3
@@ -344,12 +345,15 @@ class Cache:
         return [(layer, each.first_key(length)) for layer, each in pairs if each is not None]
 
     def _window_rows_at(self, length: int) -> dict[int, LayerRows]:
-        """Returns, for each layer with a window, the rows that the row at ``length`` sees.
+        """Returns, for each layer with a window, the rows that the row at ``length`` needs there.
 
-        If these rows are still held, earlier rows are returned with them, as far as they are held:
-        those that would be seen again after cutting back ``ROWS_TO_CUT_BACK`` tokens. If these rows
-        were evicted, the window that was saved at ``length`` is returned. At length 0 there are no
-        rows.
+        There are three cases:
+
+        * Every layer still holds the rows that the row at ``length`` sees. Then they are returned,
+          and before them those rows, as far as they are held, that would be seen again after
+          cutting back ``ROWS_TO_CUT_BACK`` tokens.
+        * A layer has evicted some of them. Then the windows saved at ``length`` are returned.
+        * A layer has evicted rows and ``length`` is 0. Then the result has no rows.
         """
         if length >= self._first_length:
             rows = {}

@@ -63,15 +63,16 @@ class RequestState:
     answer_length: int = 0  # tokens of this turn's answer; the next token's noise has this number
     pending: list[int] = field(default_factory=list)  # last tokens of the text, without keys yet
     root_logits: Tensor | None = None  # at the end of the text; None while tokens are pending
-    # Reads the likeliest tokens at the end of the text; None unless a captured forward (a replayed
-    # CUDA graph) has computed them.
+    # A function without arguments that returns the two likeliest tokens at the end of the text and
+    # their probabilities. None unless a captured forward (a replayed CUDA graph) computes them.
     root_likeliest: ReadTop | None = None
     source: Cache | None = None  # of a fork: the cache it copies the keys of committed text from
     prompt_rows: tuple[int, int] = (0, 0)  # the prompt's number of rows here, and in the source
     copied_tokens: int = 0  # how many tokens of the text have keys that were copied from the source
     tree: Tree = Tree()  # the tree scored last; its keys follow the committed ones in the cache
     node_logits: list[Tensor] = field(default_factory=list)  # after each node of the tree
-    node_likeliest: list[ReadTop | None] = field(default_factory=list)  # as above, for each node
+    # For each node of the tree, what ``root_likeliest`` is for the end of the text.
+    node_likeliest: list[ReadTop | None] = field(default_factory=list)
     reused_rows: int = 0  # how many rows of the prompt have keys that an earlier request computed
     noise_number: int = 0  # its number among the requests of its call, which selects its noise
     # The rows committed last, if their attention may be asked for (``follow_rows``).
@@ -168,8 +169,9 @@ class Session:
             number: the request's number in this session.
             prompt: what is read.
             record: records the attention of the text after the last visual row on the visual rows.
-            follow_rows: if not 0, the ``with_latest_attention`` of the ``Prefill`` gives the
-                attention of the ``follow_rows`` rows that were committed last. It needs ``record``.
+            follow_rows: if not 0, the ``Prefill`` has a function ``with_latest_attention``. At each
+                call it returns the ``Prefill`` with the attention on the visual rows of the
+                ``follow_rows`` rows that are the last committed ones then. It needs ``record``.
             noise_number: see :class:`RequestState`.
             keeps_all_keys: if False, layers with a window evict the keys behind it. Then no other
                 session can start from this one's keys, and no rows can be followed.
@@ -324,7 +326,11 @@ class Session:
         self, prefill: Prefill, attention: Float[Tensor, "layer kv_head 2 visual"]
     ) -> Prefill:
         """Returns a prefill with this attention, gathered from the processes among which the heads
-        are divided."""
+        are divided.
+
+        Index 0 of the axis of length 2 has the attention by a softmax over all keys (``mass``), and
+        index 1 that by a softmax over the visual keys alone (``relevance``).
+        """
         gather_heads = self.backbone.shares.gather_heads
         mass = gather_heads(attention[:, :, 0])
         relevance = gather_heads(attention[:, :, 1])
@@ -333,7 +339,8 @@ class Session:
     def _with_latest_attention(
         self, number: int, prefill: Prefill, columns: Int[Tensor, " visual"]
     ) -> Prefill:
-        """Returns a prefill with the attention of the rows that were committed last."""
+        """Returns a prefill with the attention of the rows that were committed last on the visual
+        rows, the ``columns``. If no such rows are stored, it returns the prefill as it is."""
         request = self.requests[number]
         if not request.recent_rows:
             return prefill
@@ -412,6 +419,7 @@ class Session:
             dropped_from_prompt = max(0, turn.drop - request.text_length)
             if dropped_from_prompt:
                 prompt_rows, source_prompt_rows = request.prompt_rows
+                # A fork may have fewer of the prompt's rows than are dropped. The source has all.
                 request.prompt_rows = (
                     max(0, prompt_rows - dropped_from_prompt),
                     source_prompt_rows - dropped_from_prompt,

@@ -134,7 +134,8 @@ def agree_on_drafts(schedule: Schedule) -> Schedule:
         agreed_draft = cast(Drafter, _AgreedDraft(draft))
         yield from schedule(target, agreed_draft, requests, agree_on_cut(cut))
 
-    # A serial schedule also offers rounds whose forwards several requests share. This one does not.
+    # A serial schedule also offers rounds whose forwards several requests share. The server's
+    # scheduler makes such rounds itself, without ``run``, so rank 0 would not decide in them.
     return replace(schedule, run=run, offers=NO_CAPABILITIES)
 
 

@@ -52,8 +52,9 @@ def measure_kept_tokens(
     """Returns what each view of the draft kept: several for an ensemble, none if the draft reads no
     visual tokens.
 
-    ``recipe`` is that of a stream that has started, which has completed it for this machine. This
-    costs a prefill of the target and one run of the draft's vision tower.
+    ``recipe`` must be planned: the recipe of a stream that has started, in which everything is
+    decided that the method leaves open. A call costs a prefill of the target and one run of the
+    draft's vision tower.
     """
     view = recipe.view
     offers = recipe.drafter.offers

@@ -293,18 +293,17 @@ def rounds_chart(
     middles = [_round_to_tenth(SIZE.left + (i + 0.5) * round_width) for i in range(len(rounds))]
     node_depths_by_round = [depths(round.parents) for round in rounds]
     # A tree's width is the number of nodes at the depth that has most of them.
-    sizes = {
+    tree_sizes = {
         "depth": [max(node_depths, default=0) for node_depths in node_depths_by_round],
         "width": [
             max(Counter(node_depths).values(), default=0) for node_depths in node_depths_by_round
         ],
     }
-    panels = []  # Each is a title, the value at the top, and the lines.
-    if max(sizes["width"]) > 1:
-        top = _round_up_to_even(max(*sizes["depth"], *sizes["width"]))
-        panels.append(
-            ("levels and widest level of the tree", top, _place_lines(sizes, middles, top))
-        )
+    panels = []  # Each is a title, the value at the panel's top, and the lines.
+    if max(tree_sizes["width"]) > 1:
+        max_size = _round_up_to_even(max(*tree_sizes["depth"], *tree_sizes["width"]))
+        lines = _place_lines(tree_sizes, middles, max_size)
+        panels.append(("levels and widest level of the tree", max_size, lines))
     if views and all(len(round.note) == len(views) for round in rounds if round.tokens):
         # Rounds without a draft have no weights: NaN leaves a gap in the line.
         notes = [round.note or (float("nan"),) * len(views) for round in rounds]
@@ -321,16 +320,17 @@ def rounds_chart(
 
 
 def _place_lines(
-    lines: Mapping[str, Sequence[float]], middles: Sequence[float], top: float
+    lines: Mapping[str, Sequence[float]], middles: Sequence[float], max_value: float
 ) -> list[dict[str, Any]]:
     """Returns lines over the rounds, and where the name at each line's end is written.
 
-    ``top`` is the value at the top of the panel. Values that are NaN are left out. Names are at
-    least ``NAME_DISTANCE`` apart, so that they do not overlap.
+    ``lines`` has a value for each round, and ``middles`` the x of each round. ``max_value`` is the
+    value at the top of the panel. Values that are NaN are left out. Names are at least
+    ``NAME_DISTANCE`` apart, so that they do not overlap.
     """
     placed: list[dict[str, Any]] = []
     for i, (name, line) in enumerate(lines.items()):
-        ys = [SIZE.top + SIZE.panel * (1 - value / top) for value in line]
+        ys = [SIZE.top + SIZE.panel * (1 - value / max_value) for value in line]
         places = [(x, y) for x, y in zip(middles, ys, strict=True) if not math.isnan(y)]
         if places:
             placed.append({"name": name, "look": i % LINE_STYLES, "places": places})

@@ -158,7 +158,9 @@ class MediaIndex:
         if not parts:
             raise LayoutError(f"its medium has no name that can be looked up: {name[:80]!r}")
         stem, suffix = os.path.splitext(parts[-1])
-        if suffix.lower() not in (*self.suffixes, *VIDEO_SUFFIXES):
+        # A video's extension may end a name in every index, also in one of images.
+        extensions = (*self.suffixes, *VIDEO_SUFFIXES)
+        if suffix.lower() not in extensions:
             stem = parts[-1]  # The name has no extension, only a dot, as in "clip_1.5".
         candidates = self._places.get(stem.lower(), ())
         for folder in folders:

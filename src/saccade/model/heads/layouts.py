@@ -61,8 +61,11 @@ class MtpLayout:
         return {match[1]: name for name, match in matches.items() if match is not None}
 
     def parts(self, tensors: Tensors) -> dict[str, Tensor]:
-        """Returns the tensors by the names of :class:`saccade.model.heads.modules.MtpHead`. Raises
-        ModelError where one of them is missing."""
+        """Returns the tensors by the names of :class:`saccade.model.heads.modules.MtpHead`.
+
+        ``tensors`` are by their names within the head. Copies of the target's are left out. Raises
+        ModelError where one of ``names`` is missing.
+        """
         parts = {}
         for part, name in self.names.items():
             if name not in tensors:

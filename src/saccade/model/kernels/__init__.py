@@ -40,7 +40,8 @@ from saccade.model.kernels.few_bits import FewBitProduct, Rounding
 
 TIMED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 256)  # Numbers of rows for which to time.
 ROWS_TIMED_FIRST = (1, 256, 8, 4, 16, 2, 64)  # Always timed, before the others of TIMED_ROWS.
-PRODUCT_TIMING_SECONDS = 0.15  # The others are timed until so much has passed.
+# Further numbers of TIMED_ROWS are timed only until this many seconds have passed.
+PRODUCT_TIMING_SECONDS = 0.15
 CALLS_PER_MEASUREMENT = 4  # How many times a call is timed; the shortest time counts.
 MAX_MEASUREMENTS = 3  # How many times each kernel is measured before its times are final.
 # How many times a call is timed where the processor's caches are emptied before each call, which
@@ -49,13 +50,16 @@ COLD_CALLS_PER_MEASUREMENT = 2
 # A timed call multiplies with about so many bytes of weights, which is more than the processor's
 # nearest cache holds.
 TIMED_CALL_BYTES = 2**22
-# The outputs of a matrix that is timed in part are a multiple of this, which every product takes.
+# Of a large matrix only some outputs are timed. Their number is a multiple of this, so that every
+# product that can multiply the whole matrix can multiply this part.
 TIMED_OUTPUTS_UNIT = 64
 USUAL_CACHE_BYTES = 2**25  # The size of the largest cache, where the system does not say it.
 # Caches are emptied for up to so many rows. With more rows, arithmetic takes longer than reading
 # weights from memory.
 MAX_COLD_ROWS = 16
-FEW_MATRICES_FROM_ROWS = 64  # From this many rows on, a call multiplies with FEW_MATRICES only.
+# From this many rows on, a timed call multiplies with at most FEW_MATRICES weights, and not with as
+# many as TIMED_CALL_BYTES allow.
+FEW_MATRICES_FROM_ROWS = 64
 FEW_MATRICES = 2
 MAX_SLOWDOWN_WITHOUT_COPY = 0.15  # A copy is dropped if doing without costs at most this share.
 MAX_COPY_SHARE = 0.25  # Share of the free memory that copies of weights may take.
@@ -103,9 +107,10 @@ def release_threads() -> None:
     """Ends the worker threads that OpenMP started for the calling thread's matrix products.
 
     The calling thread's next product starts new ones. Each thread that multiplies has workers of
-    its own. Those of GNU's OpenMP keep a processor busy while they wait for the next product,
-    unless the process has more of them than there are processors. So, while the first thread's
-    workers live, the products of a second thread would take twice as long.
+    its own. Those of GNU's OpenMP stay awake while they wait for the next product. But if the
+    process has more of them than there are processors, all of them sleep between two products, and
+    then products take about twice as long. A second thread that multiplies would have such slow
+    products as long as the first thread's workers live.
     """
     with suppress(AttributeError, OSError, TypeError):  # Another OpenMP is loaded.
         ctypes.CDLL(None).omp_pause_resource_all(1)  # 1 pauses softly.
@@ -523,6 +528,7 @@ def time_products(
         outputs = max(1, units) * TIMED_OUTPUTS_UNIT
         part = Matrix(first.weight[:outputs], first.bias, first.epilogue, first.rounding)
         part.may_be_copied = first.may_be_copied
+        # This is 1 if only a part is timed, so no whole weight is timed beside a part.
         max_weights = max(1, TIMED_CALL_BYTES // part.weight.nbytes)
         weights = [part.weight, *(matrix.weight for matrix in others)][:max_weights]
         copies = {
