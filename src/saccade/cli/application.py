@@ -168,7 +168,8 @@ INTERRUPTED_EXIT_CODE = 130  # What shells report after Ctrl-C: 128 plus the num
 
 def main() -> None:
     """Runs the command line."""
-    limit_spinning()  # It has an effect only before torch is imported, which commands do.
+    # This has an effect only before torch is imported. A command imports torch when it runs.
+    limit_spinning()
     run_application(app)
 
 

@@ -430,7 +430,8 @@ def _copy(processor: Processor) -> Processor:
 def _for_request(allowed: Callable[..., list[int]], request: int) -> Callable[..., list[int]]:
     """Returns the caller's ``prefix_allowed_tokens_fn`` for one request.
 
-    It is called with the request's number in the batch, although the request is alone here.
+    Transformers calls the result with 0, because each request is a batch of one row here. The
+    caller's function then gets the request's number in the caller's batch.
     """
     return lambda batch, ids: allowed(request, ids)
 

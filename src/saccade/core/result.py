@@ -161,7 +161,8 @@ class Timings:
     draft_prefill: float = 0.0  # with its vision tower; 0 where it ran beside the target
     beside_prefill: float = 0.0  # the draft's prefill beside the target
     beside_guide: float = 0.0  # choosing what the draft sees, beside the target
-    beside_draft: float = 0.0  # the draft's steps beside the target, waited for or not
+    # the draft's steps beside the target, whether or not the target waited for them
+    beside_draft: float = 0.0
     planning: float = 0.0  # deciding what to draft, learning included: a part of ``decode``
     decode: float = 0.0  # every round
     captures: float = 0.0  # capturing CUDA graphs between rounds, which serve later answers too

@@ -8,6 +8,11 @@ A drafter with a model has a session, which holds its caches. The recipe's view 
 of the prompt is in them. The recipe's shape decides how a draft grows. It is written as a
 generator (``Growing``): it yields the tree so far, is sent the draft's scores of that tree, and
 returns the finished tree.
+
+The engine calls a drafter in this order: ``encode`` before the target's vision tower runs,
+``prefill`` before the target's prefill, and ``ready`` after that prefill. ``ready`` returns the
+seconds that the target waited for the draft's own prefill. Then ``propose`` and ``commit`` follow
+in every round.
 """
 
 from __future__ import annotations
@@ -326,9 +331,9 @@ class SessionDrafter(Drafter):
         self.session.start_turn(turns, rules)
 
     def start_growth(self, states: Mapping[int, State]) -> Growth | None:
-        # The caller grows these drafts together with those of other drafters over the same model.
-        # It would not grow them in the way of a subclass that has its own ``propose``, so such a
-        # subclass gives it none.
+        # With a ``Growth`` the caller grows these drafts itself, together with those of other
+        # drafters over the same model, and does not call ``propose``. That would be wrong for a
+        # subclass that overrides ``propose``. With None the caller calls ``propose``.
         if type(self).propose is not SessionDrafter.propose:
             return None
         return Growth(self.session, self._drafts(states), self._scores)
@@ -462,11 +467,15 @@ class ModelDrafter(SessionDrafter, ParallelWork):
         return self
 
     def encode(self, inputs: Inputs) -> None:
+        """Keeps the inputs, and records the output of the target's vision tower if the draft can
+        use it."""
         self._inputs = inputs
         if self._reuses_vision:
             self._vision_hook = self._setup.target.record_vision(self._target_vision_outputs)
 
     def prefill(self, prompts: Sequence[Prompt]) -> None:
+        """Stops recording the target's vision tower, which has run, and begins to make captions if
+        the view reads them. The draft's own prefill is in ``ready``."""
         self._remove_vision_hook()
         self._captioning = Captioning(self._setup, self._inputs)
 
@@ -555,6 +564,8 @@ class ModelDrafter(SessionDrafter, ParallelWork):
             # The new rows have the embeddings that the view gave them.
             embeds = torch.cat([pruned.embeds[:first_new], pruned_new.embeds])
             pruned = replace(pruned, embeds=embeds)
+            # The generator reads one chunk in each step, and nothing is done between the chunks.
+            # ``noise_number`` is the request's number in the call, which selects its noise.
             for _ in session.prefill_in_chunks(i, pruned, noise_number=i, shared_rows=first_new):
                 pass
             self._visual_tokens[i] = pruned.visual_tokens

@@ -161,7 +161,7 @@ def plan(
     the phase "costs", if that takes little of the time of the ``answer``. Otherwise they are
     estimated by the bytes that forwards read, and rounds correct them.
     """
-    # The drafter is changed first if this draft needs another one.
+    # First the drafter is replaced if the draft is the target with rounded weights, or a head.
     is_rounded_target = draft is not None and draft.is_rounded_copy_of(target)
     if is_rounded_target and Capability.DRAFT_MODEL in recipe.drafter.offers:
         recipe = _draft_from_target_keys(recipe)
@@ -217,8 +217,10 @@ def plan(
         )
         return replace(costs, row_multiple=ROWS) if exact else costs
 
-    # Last, the shape gets its costs. If this answer may depend on the timing of earlier answers, it
-    # gets the costs that those have corrected, where there are any. Otherwise it calls ``measure``.
+    # Last, the shape gets its costs. ``memory`` has the costs as earlier answers have corrected
+    # them. Where it is None or has none yet, the shape calls ``measure``. It is None for sampled
+    # answers, which may not depend on the timing of earlier ones. It is also None with ``exact``:
+    # the stored costs are those of forwards whose rows are not padded.
     memory = None
     if Capability.COSTS in shape.needs and not exact and not answer.samples:
         memory = cost_measurement.CorrectedCosts(target, drafting_model, bucket, draft_context)

@@ -13,8 +13,9 @@ the tokens after that one.
 In the paper both models prefill at the same time, *and* the choice of the tenth needs the target's
 attention, which is not known before the target's prefill has ended. So the paper's draft reads the
 whole video, and drops nine tenths of it afterwards (``hippo-paper``). The method ``hippo`` waits
-for the attention, so its draft reads only the tenth. The view's field ``early`` sets this.
-Baselines of Table 3: PEARL with the whole video (``pearl``), with overlapped prefill
+for the attention, so its draft reads only the tenth. The view's field ``early`` sets this: with
+"all" the draft reads every visual token beside the target's prefill, and with "wait", the default,
+none. Baselines of Table 3: PEARL with the whole video (``pearl``), with overlapped prefill
 (``pearl-syn``), and with SpecVLM's view (``pearl-specvlm``).
 """
 
@@ -89,6 +90,8 @@ class Holistic:
         return saliency.top(self.saliency_with_target(prompt, target_attention), budget)
 
 
+# The view calls ``measure`` with the target's prefill, and gets s_attn for the target's visual
+# tokens. Transferred to the draft's visual tokens, it is the ``target_attention`` of ``Holistic``.
 VIEW = Pruned(
     "holistic", Holistic(), keep=KEEP, attention=True, measure=saliency.attention_over_visual_keys
 )

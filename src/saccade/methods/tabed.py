@@ -176,10 +176,11 @@ class Inverse(Weighting):
 
     @property
     def with_default_settings(self) -> Inverse:
-        """This rule at the default temperature.
+        """This rule at the default temperature, which is that of the named rules.
 
-        Its name, as in ``weights=inverse``, is found by comparing it with the named rules. They
-        have this temperature, and any other is set by an override of its own, ``tau=``.
+        The name of a rule does not say its temperature, which is written apart, as in
+        ``weights=inverse/tau=0.5``. So the temperature is reset before the rule is compared with
+        the named ones.
         """
         return replace(self, tau=1.0)
 
@@ -234,6 +235,8 @@ PROVIDES = Provides(
     recipes=(TABED, TABED_MT, TABED_MTCP),
     views=(TEXT, CAPTION, POOLED, POOLED_AFTER),
     drafters={"ensemble": Ensemble(Equal())},
+    # Each function makes a rule. It gets the number of last positions that the rule learns from,
+    # or None for all.
     weights={
         "equal": lambda window: Equal(),
         "kl": lambda window: Grid("kl", window),

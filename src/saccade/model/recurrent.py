@@ -157,8 +157,8 @@ def score_tree(
         what each new row reads, and the writes of all rows, earlier ones first.
     """
     scored_nodes = earlier.keys.shape[-2]
-    # G of each new row: the sum of g over the new rows of its path, and G of the row's nearest
-    # earlier ancestor. Rows are in topological order, so that is the last earlier one on the path.
+    # G of each new row is the sum of g over the new rows of its path, plus G of its nearest earlier
+    # ancestor. Rows are in topological order, so that ancestor is the last earlier row on the path.
     new_ancestors = ancestors[..., scored_nodes:].to(rows.decay.dtype)
     total = rows.decay @ new_ancestors.transpose(-1, -2)
     if scored_nodes:
@@ -561,8 +561,8 @@ class LayerStates:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Returns a context at whose end everything that forwards and commits did in it is
-        undone."""
+        """Returns a context. When the context ends, all changes that forwards and commits have made
+        in it are undone."""
         before = self.copy()
         try:
             yield
@@ -605,8 +605,9 @@ class LayerStates:
 
         If there are more than ``MAX_SNAPSHOTS``, the oldest are dropped. The very first, the
         newest, and those at the ``spared`` lengths stay. A caller spares the length at which a
-        prompt's pictures end. From there a later turn can read the text again. From an earlier
-        length it would have to read a picture again, which it cannot.
+        prompt's pictures end. If a later turn is cut back to that length, only text has to be read
+        again. If it were cut back further, a picture would have to be read again, and a turn
+        cannot do that.
         """
         self._snapshots[self.length] = self.states
         old = [length for length in [*self._snapshots][1:-1] if length not in spared]
@@ -849,7 +850,8 @@ def convolve_text(
     """Returns the output of a causal convolution over text. The first inputs are those of the rows
     before the text, which have no output."""
     width = conv.kernel_size[0]
-    # PyTorch's convolution is used for longer texts only.
+    # For few rows PyTorch's convolution takes longer than ``convolve_taps`` does, as measured on a
+    # CPU, so it is used only from about ``CHUNK`` rows on.
     if len(inputs) - width < CHUNK:
         return convolve_taps(inputs.unfold(0, width, 1), conv)
     return conv1d(inputs.T, conv.weight, conv.bias, groups=len(conv.weight)).T
@@ -986,7 +988,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "Lfm2MoeShortConv": ShortConvolution,
     "Lfm3ShortConv": ShortConvolution,
 }
-"""Our class for each class of transformers' modules that have a state, by the latter's name."""
+"""The class here that computes a module, by the name of the module's class in transformers."""
 
 
 ATTENTION_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "attention")

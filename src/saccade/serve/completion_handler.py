@@ -108,6 +108,8 @@ class CompletionHandler:
         is_complete = len(self._results) == self._slots
         if not is_complete and not self._has_failed:
             self._service.metrics.cancelled.inc()
+        # By the seconds of complete requests the queue estimates after how long a client that it
+        # refuses should try again.
         seconds = time.monotonic() - self._arrived_at
         self._engine.queue.release(self._slots, seconds if is_complete else None)
 

@@ -71,6 +71,7 @@ class AttentionWatch:
     def close(self) -> None:
         """Stops watching."""
         for layer in self._watched_layers:
+            # The attribute of the instance hid the method of its class, which is used again now.
             del layer.impl.forward
         self._watched_layers = []
         self._prompts.clear()
@@ -81,7 +82,8 @@ class AttentionWatch:
             del self._prompts[name]
 
     def take(self, name: str) -> AttentionMass | None:
-        """Returns a request's attention and forgets it; None where not all of it was recorded."""
+        """Returns a request's attention and forgets it; None where not all of it was recorded, or
+        where the prompt has no visual token."""
         prompt = self._prompts.pop(name, None)
         if prompt is None or prompt.position < prompt.length:
             return None

@@ -123,12 +123,13 @@ class Draft(plugin.RunnerAware):
             self._proposer.forget_all_except(names)
             if self._attention_watch is not None:
                 self._attention_watch.forget_ended()
-            # A row without a request emitted nothing, because the forward prefilled a part of its
-            # prompt, or it is near the longest length. The seconds of such a forward do not count
-            # as the cost of decoding. A row whose prompt was completed in this forward has emitted
-            # its first token, so it has a request, and ``decoding_only`` may be true. That forward
-            # is not counted either: the request is new, and the proposer counts a forward only if
-            # its requests are those of the proposer's last call.
+            # The proposer learns the cost of decoding from the seconds of the target's last forward
+            # if that forward only decoded. If it prefilled a part of a row's prompt, the row
+            # emitted nothing and has no request, so ``decoding_only`` is False. A row near the
+            # longest length has no request either, so beside such a row no forward is counted.
+            # If the forward completed a row's prompt, the row emitted its first token and has a
+            # request, so ``decoding_only`` may be True. The proposer does not count that forward
+            # either, because it sees that the request is new.
             decoding_only = len(requests) == len(names)
             drafts = self._proposer.propose(list(requests.values()), decoding_only=decoding_only)
             for row, each in requests.items():

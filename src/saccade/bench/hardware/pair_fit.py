@@ -28,6 +28,7 @@ from saccade.model.memory import GIB, SPARE_SHARE, format_bytes
 
 ACCEPTANCE_RATES = (0.6, 0.7, 0.8, 0.9)  # A speedup is shown for each.
 MAX_CHAIN = 12  # The longest chain that is considered, in tokens.
+# By kind of device: what each further row of a forward costs, as a share of the first row's cost.
 COST_PER_ROW = EXPECTED_COST_PER_ROW
 H100_BYTES_PER_SECOND = 3.35e12  # As published.
 # The share of the published bandwidth that the matrix products of a step reach; assumed.
@@ -46,7 +47,8 @@ WORTHWHILE_SPEEDUP = 1.3  # From this speedup on, the verdict is "worth it".
 # gains more than this factor.
 NOTICEABLE_SPEEDUP = 1.05
 SUGGESTED_ROUNDING = ROUNDINGS["int4"]
-# The verdict and the suggestion assume this acceptance rate, which the papers' pairs reach.
+# The verdict and the suggestion assume this acceptance rate, which the papers' pairs reach. It is
+# one of ``ACCEPTANCE_RATES``.
 TYPICAL_RATE = 0.8
 
 
@@ -228,14 +230,22 @@ def examine(
             f"the draft runs on a device of another kind ({draft_device}) than the target "
             f"({device}), so no speedup can be told from their sizes: saccade calibrate measures it"
         )
-    # Whether a draft with rounded weights would gain noticeably more.
+    # Whether a draft with rounded weights would gain noticeably more. This is asked only on a CPU,
+    # because elsewhere no copy can be rounded to ``SUGGESTED_ROUNDING``. The weights of a head
+    # are not rounded. Beside a target that is quantised when it is loaded nothing is suggested.
     suggestion = ""
-    is_roundable = (
-        head is None and draft_rounding is None and bits is None and device == draft_device == "cpu"
-    )
+    is_on_cpu = device == draft_device == "cpu"
+    is_roundable = is_on_cpu and head is None and draft_rounding is None and bits is None
     if is_roundable and not all_problems:
         drafting_model = target if draft is None else draft
-        rounded = _part(*drafting_model, draft_tokens, dtype, None, device, SUGGESTED_ROUNDING)
+        rounded = _part(
+            *drafting_model,
+            draft_tokens,
+            dtype,
+            bits=None,
+            device=device,
+            rounding=SUGGESTED_ROUNDING,
+        )
         new_speedup = _best_chain(TYPICAL_RATE, rounded.cost / parts[0].cost, cost_per_row).speedup
         speedup = next((each.speedup for each in outlook if each.rate == TYPICAL_RATE), 1.0)
         # The last part is the model that drafts, so the difference is the rounded copy.

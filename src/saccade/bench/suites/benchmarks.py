@@ -31,7 +31,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Media:
-    """Media that lie beside the rows."""
+    """Media that lie beside the rows. A part is a subset of the samples (see ``Benchmark``)."""
 
     # For each part, the folders to search, in this order; "" is for parts that are not listed.
     folders: Mapping[str, tuple[str, ...]]

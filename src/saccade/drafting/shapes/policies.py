@@ -85,7 +85,7 @@ class Chain(Shape):
 
     def add_token(self, tree: Tree, scores: Scores) -> Tree | None:
         """Returns the chain with one more token; None where it stops."""
-        last = len(tree) - 1
+        last = len(tree) - 1  # For an empty tree this is -1, which is ``ROOT``.
         law = scores.law(last)
         if len(tree) and not self.goes_on(scores, last, law):
             return None

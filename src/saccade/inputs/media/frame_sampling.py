@@ -139,7 +139,8 @@ def _moments(
         advice = "ask for fewer, or give start and end"
         if not_even_one_fits:
             advice = "scale the video down"
-        # Where no frame fits, the limit is that of memory in bytes; else so many frames do fit.
+        # The limit that the error names is in bytes of memory where not even one frame fits.
+        # Otherwise it is a number of frames.
         exceeded_limit = limits.max_memory if not_even_one_fits else max_count
         raise refusal(frame_source.label, f"{what}: {advice}", code, exceeded_limit)
     if count > max_count:
