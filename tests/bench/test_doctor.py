@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -130,6 +131,8 @@ def test_a_rounded_draft_is_counted() -> None:
     assert len(own.outlook) == len(plain.outlook)
     alone = examine(("big", Config(BIG)), None, **given)
     assert "--draft-quantize int4 rounds the target" in alone.suggestion
+    unroundable = Config(replace(BIG, can_be_rounded=False))
+    assert not examine(("big", unroundable), None, **given).suggestion
     given["free_bytes"] = int((4800 + copy.weights + copy.cache) / (1 - SPARE_SHARE)) + 1
     assert examine(("big", Config(BIG)), None, **given).suggestion
     given["free_bytes"] -= 2

@@ -79,6 +79,7 @@ def test_a_file_is_watched_and_asked_about(call: Call, tmp_path: Path) -> None:
     ("words", "sentence"),
     [
         (("nope.mp4",), "does not exist"),
+        (("-",), "save the video to a file"),
         (("nope.mp4", "--every", 0), "--every"),
         (("nope.mp4", "--window", "3 cats"), "window="),
     ],

@@ -102,6 +102,19 @@ def test_a_tied_head_is_counted_once(tmp_path: Path) -> None:
     assert untied.weights_per_token == model_size.weights_per_token
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_config_says_whether_a_copy_can_be_rounded(
+    loaded: Callable[[str], Loaded], family: str
+) -> None:
+    """Claim: by its config alone a model can be rounded if and only if the loaded model can.
+
+    Fails if ``doctor`` suggests ``--draft-quantize`` for a decoder that runs by its own modules.
+    """
+    model = loaded(family)
+    can_be_rounded = footprint(loading.read_config(model.name)).can_be_rounded
+    assert can_be_rounded == (model.backbone.fused is not None)
+
+
 @pytest.mark.representatives(2)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -121,10 +121,21 @@ def test_a_draft_that_pays_again_is_soon_tried_again():
     twice the last. Fails if one bad stretch makes every later try rarer for good."""
     costs = RoundCosts(8, pause=Pause(64))
     for _ in range(64):
-        costs = costs.after_drafting(0, 0.0)
+        costs = costs.after_plain_round()
     tried = costs.after_drafting(8, 1.0)
     assert tried.pause.length == 128
     assert tried.after_drafting(8, 1.0).pause.length == RETRY_AFTER_ROUNDS
+
+
+def test_a_planned_draft_that_found_nothing_is_no_pause():
+    """Claim: rounds in which prompt lookup found no match are no rounds of a pause. Fails if the
+    next draft, which is expected to pay, is taken for a retry, so that a bad one costs a longer
+    pause."""
+    costs = RoundCosts(8)
+    for _ in range(2 * RETRY_AFTER_ROUNDS):
+        costs = costs.after_drafting(0, 0.0)
+    assert costs.rounds == 2 * RETRY_AFTER_ROUNDS
+    assert costs.after_drafting(3, 1.0).pause == Pause(RETRY_AFTER_ROUNDS)
 
 
 @pytest.mark.parametrize("right", [0.5, 0.8])

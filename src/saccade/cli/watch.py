@@ -55,6 +55,11 @@ def watch(
     from saccade.answering.chat_model import Model
     from saccade.answering.live_video import Window, frames_of
 
+    if video == "-":
+        raise OptionError(
+            "saccade watch reads its file piece by piece, and cannot go back in standard input: "
+            "save the video to a file"
+        )
     limits = Window.of(window)
     (recipe,) = run_setup.resolve_recipes([settings.method], exact)
     # A file that cannot be read is refused before models are loaded.

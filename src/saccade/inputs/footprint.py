@@ -17,6 +17,7 @@ from saccade.core.errors import ModelError, SaccadeError, kind_and_line
 from saccade.inputs import architectures
 from saccade.model import families, memory, recurrent, windowed_attention
 from saccade.model.cache import max_window_rows
+from saccade.model.decoder import FusedDecoder
 from saccade.model.heads.head import EAGLE3_HIDDEN_STATES
 from saccade.model.kernels.few_bits import Rounding
 from saccade.model.session import forward_rows
@@ -51,6 +52,7 @@ class Footprint:
     fp32_state_numbers: int = 0
     # The windows of the layers that evict the keys behind them.
     key_windows: tuple[KeyWindow, ...] = ()
+    can_be_rounded: bool = True  # Whether ``draft_quantize`` can round a copy of its weights.
 
     def state_bytes(self, size: float) -> int:
         """Returns the bytes of one recurrent state of a request, over all layers. ``size`` is that
@@ -110,17 +112,22 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
             else:
                 model = model_class.from_config(config, trust_remote_code=trust_remote_code)
         settings = text.to_dict()
-        decoder_weights = families.weights_per_token(families.language_model(model).layers, text)
+        decoder = families.language_model(model)
+        decoder_weights = families.weights_per_token(decoder.layers, text)
         kv_heads = settings.get("num_key_value_heads") or text.num_attention_heads
         head_dim = settings.get("head_dim") or text.hidden_size // text.num_attention_heads
-        layers = [*families.language_model(model).layers]
+        layers = [*decoder.layers]
         # The parts of layers that have a recurrent state, by the layer's number. The "window" of a
         # state has the last inputs of a convolution, and its "memory" has all other numbers.
         mixers = recurrent.mixers_of(layers, text)
         conv_state_numbers = sum(mixer.window_numbers for mixer in mixers.values())
         fp32_state_numbers = sum(mixer.memory_numbers for mixer in mixers.values())
         key_layers = [n for n in range(text.num_hidden_layers) if n not in mixers]
-        key_windows = windowed_attention.windows_of(text, key_layers)
+        windows = windowed_attention.windows_of(text, key_layers)
+        key_windows = tuple(window for window in windows if window is not None)
+        # Only decoders that Saccade runs itself are rounded, and none whose weights are packed.
+        is_packed = bool(config.to_dict().get("quantization_config"))
+        runs_fused = not key_windows and FusedDecoder.computes_the_same(decoder)
         return Footprint(
             parameters=sum(weight.numel() for weight in model.parameters()),
             weights_per_token=decoder_weights + model.get_output_embeddings().weight.numel(),
@@ -130,7 +137,8 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
             stateful_layers=len(mixers),
             conv_state_numbers=conv_state_numbers,
             fp32_state_numbers=fp32_state_numbers,
-            key_windows=tuple(window for window in key_windows if window is not None),
+            key_windows=key_windows,
+            can_be_rounded=runs_fused and not is_packed,
         )
     except AttributeError as error:
         raise ModelError(

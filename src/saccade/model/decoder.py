@@ -178,7 +178,17 @@ class FusedDecoder:
 
     @staticmethod
     def supports(text: Any) -> bool:
-        """Returns whether this decoder computes what the modules of ``text`` compute.
+        """Returns whether this decoder can run the modules of ``text``: it computes what they
+        compute, and their weights are on one device."""
+        # An offloaded weight is on another device, or on none.
+        devices = {parameter.device for parameter in text.parameters()}
+        on_one_device = len(devices) == 1 and torch.device("meta") not in devices
+        return on_one_device and FusedDecoder.computes_the_same(text)
+
+    @staticmethod
+    def computes_the_same(text: Any) -> bool:
+        """Returns whether this decoder computes what the modules of ``text`` compute, wherever
+        their weights are.
 
         They must have plain weights, static rotary rules and equal layers, and nothing may have
         been hooked, patched or replaced since they were loaded.
@@ -212,10 +222,7 @@ class FusedDecoder:
         are_norms_alike = len({(type(norm), norm.variance_epsilon) for norm in norms}) == 1
         if not are_norms_alike or text.norm.variance_epsilon != text.config.rms_norm_eps:
             return False
-        # An offloaded weight is on another device, or on none.
-        devices = {parameter.device for parameter in text.parameters()}
-        on_one_device = len(devices) == 1 and torch.device("meta") not in devices
-        return on_one_device and type(mlp.act_fn) in (nn.SiLU, SiLUActivation)
+        return type(mlp.act_fn) in (nn.SiLU, SiLUActivation)
 
     def decode(
         self,

@@ -110,11 +110,18 @@ class RoundCosts:
         drafting = self.draft.at(length) if length else 0.0
         return tokens / max(1e-9, self.target.at(requests * (1 + length)) + drafting)
 
+    def after_plain_round(self) -> RoundCosts:
+        """Returns the costs after a round that was planned without a draft."""
+        return replace(self, rounds=self.rounds + 1, pause=self.pause.after_plain_round())
+
     def after_drafting(self, forwards: int, seconds: float) -> RoundCosts:
-        """Returns the costs after a round whose draft took so many forwards and seconds; both are 0
-        in a round without a draft."""
+        """Returns the costs after a round whose draft took so many forwards and seconds.
+
+        A round may be planned with a draft and have none, for example where prompt lookup finds no
+        match. Such a round has no forwards and says nothing about the costs.
+        """
         if not forwards:
-            return replace(self, rounds=self.rounds + 1, pause=self.pause.after_plain_round())
+            return replace(self, rounds=self.rounds + 1)
         # A draft that was expected to pay resets the pause. One after a whole pause was a retry, so
         # the next pause is twice as long.
         length = RETRY_AFTER_ROUNDS

@@ -79,7 +79,7 @@ class Proposer:
             costs = costs.after_drafting(draft_forwards, self._clock() - drafting_start)
         elif names:
             # A round without a draft adds no cost, but counts towards the next try at drafting.
-            costs = costs.after_drafting(forwards=0, seconds=0.0)
+            costs = costs.after_plain_round()
         if names:
             self._costs_by_size[size_bucket(len(names))] = costs
         self._last_proposals = proposals

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import tarfile
 import zipfile
@@ -16,7 +17,7 @@ from handmade_layouts import CASES, Art, Layout, tarred, unusable, zipped
 from openpyxl.cell.rich_text import CellRichText, TextBlock
 from openpyxl.cell.text import InlineFont
 
-from saccade.bench.suites import archives, rows
+from saccade.bench.suites import archives, datasets, rows
 from saccade.bench.suites.datasets import Dataset, message_parts
 from saccade.bench.suites.media_index import VIDEO_SUFFIXES, MediaIndex
 from saccade.bench.suites.search import open_dataset
@@ -285,6 +286,22 @@ def test_a_folder_of_frames_is_three_a_second(art: Art, tmp_path: Path):
         np.testing.assert_allclose(clip.timestamps, np.arange(7) / 3, atol=1e-6)
         assert clip.duration == pytest.approx(7 / 3) and clip.fps == pytest.approx(3)
         assert clip.sampled_fps == pytest.approx(3)
+
+
+@pytest.mark.parametrize(
+    ("cell", "seconds"), [(1, 1.0), (2.5, 2.5), ("12.5", 12.5), (None, None), ("", None)]
+)
+def test_a_cell_of_seconds_may_be_text_or_empty(cell: Any, seconds: float | None) -> None:
+    """Claim: a number that a table keeps as text is a number, and an empty cell is none."""
+    assert datasets._seconds({"start": cell}, "start") == seconds
+    assert datasets._seconds({"start": math.nan}, "start") is None
+
+
+@pytest.mark.parametrize("cell", ["soon", "0:12", True, [1.0], math.inf])
+def test_a_cell_that_is_no_number_of_seconds_is_refused(cell: Any) -> None:
+    """Claim: such a row is unusable, with the reason. Fails if the whole video is read instead."""
+    with pytest.raises(LayoutError, match="its end is .* no number of seconds"):
+        datasets._seconds({"end": cell}, "end")
 
 
 def test_start_and_end_count_for_whole_videos_only(art: Art, tmp_path: Path):

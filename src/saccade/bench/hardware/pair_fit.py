@@ -73,6 +73,7 @@ class Part:
     fixed: float = 0.0
     special_layers: str = ""  # A sentence about its layers that do not keep all keys, if any.
     rounded_copy: int = 0  # The bytes of ``weights`` that are a rounded copy.
+    can_be_rounded: bool = True  # Whether ``draft_quantize`` can round a copy of its weights.
 
     @property
     def cost(self) -> float:
@@ -233,10 +234,11 @@ def examine(
     # Whether a draft with rounded weights would gain noticeably more. This is asked only on a CPU,
     # because elsewhere no copy can be rounded to ``SUGGESTED_ROUNDING``. The weights of a head
     # are not rounded. Beside a target that is quantised when it is loaded nothing is suggested.
+    # The last part is the model that drafts.
     suggestion = ""
     is_on_cpu = device == draft_device == "cpu"
     is_roundable = is_on_cpu and head is None and draft_rounding is None and bits is None
-    if is_roundable and not all_problems:
+    if is_roundable and not all_problems and parts[-1].can_be_rounded:
         drafting_model = target if draft is None else draft
         rounded = _part(
             *drafting_model,
@@ -248,7 +250,7 @@ def examine(
         )
         new_speedup = _best_chain(TYPICAL_RATE, rounded.cost / parts[0].cost, cost_per_row).speedup
         speedup = next((each.speedup for each in outlook if each.rate == TYPICAL_RATE), 1.0)
-        # The last part is the model that drafts, so the difference is the rounded copy.
+        # The difference is the rounded copy.
         more_bytes = rounded.weights - parts[-1].weights
         if draft is None:
             more_bytes += rounded.cache  # The target as its own draft has a second cache.
@@ -350,6 +352,7 @@ def _part(
         fixed=model_size.layers * fixed_bytes,
         special_layers=_describe_layers(name, model_size, bytes_per_number),
         rounded_copy=copy,
+        can_be_rounded=model_size.can_be_rounded,
     )
 
 

@@ -8,6 +8,7 @@ with the reason, and the others go on.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -249,8 +250,8 @@ class Dataset:
             if not (uncut_folders := _folders_of_part(media_layout.uncut_folders, part)):
                 raise
             place = self.media_index.find(name, uncut_folders)
-            start = row.get("start")
-            end = row.get("end")
+            start = _seconds(row, "start")
+            end = _seconds(row, "end")
         read = partial(_read_video, place, self.setting.frames, start, end, media_layout.frame_rate)
         return Medium("video", file_name(name), read)
 
@@ -309,8 +310,27 @@ def _folders_of_part(folders: Mapping[str, tuple[str, ...]], part: str) -> tuple
     return folders.get(part, folders.get("", ()))
 
 
+def _seconds(row: Row, column: str) -> float | None:
+    """Returns a cell's seconds, or None where the row has none. Raises `LayoutError` for a cell
+    that is neither empty nor a number of seconds."""
+    cell: Any = row.get(column)
+    if cell is None or cell == "" or cell != cell:  # A table may write "none" as NaN.
+        return None
+    try:
+        seconds = float(cell)
+        if isinstance(cell, bool) or not math.isfinite(seconds):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise LayoutError(f"its {column} is {cell!r}, which is no number of seconds") from None
+    return seconds
+
+
 def _read_video(
-    place: MediaPlace, frames: int | None, start: Any, end: Any, frame_rate: float
+    place: MediaPlace,
+    frames: int | None,
+    start: float | None,
+    end: float | None,
+    frame_rate: float,
 ) -> Clip:
     """Reads frames from `start` to `end` seconds; a folder has `frame_rate` frames a second."""
     path = place.local()
@@ -319,11 +339,12 @@ def _read_video(
     # what happens 2 s into the video is read as happening at 6 s. So start and end are multiplied
     # by 3, and the times of the result are divided by 3.
     time_scale = frame_rate if is_folder else 1.0
-    first, last = (
-        float(t) * time_scale if isinstance(t, int | float) and not isinstance(t, bool) else None
-        for t in (start, end)
+    sampling = FrameSampling(
+        num_frames=frames,
+        start=None if start is None else start * time_scale,
+        end=None if end is None else end * time_scale,
     )
-    clip = media.read(path, FrameSampling(num_frames=frames, start=first, end=last))
+    clip = media.read(path, sampling)
     if not is_folder:
         return clip
     return replace(
