@@ -416,11 +416,12 @@ def search(
                     "(try --dtype float32)"
                 )
             if name == START_STAGE:
-                # This stage has one video, so methods without time for a run are left out. At any
-                # other stage the video is left out, so that all methods have the same videos.
+                # This stage has one video. Methods for which there was no time are left out of it.
                 methods = [each for each in methods if each in by_method]
             if not set(methods) <= by_method.keys():
-                break  # The time ran out, and methods can only be compared on the same videos.
+                # The time ran out before every method had run on this video. Methods can only be
+                # compared on the same videos, so this one is left out.
+                break
             summaries.append(by_method)
         if not summaries:
             skipped.append(name)
@@ -439,7 +440,8 @@ def search(
     if candidates is None:
         candidates = AUTO_CANDIDATES if base.split("/")[0] == REFERENCE else CANDIDATES
     fit_names = [] if "/shape=" in base else [f"{base}/shape=fit"]
-    _, start_methods = _possible_methods(base, fit_names)
+    # ``base_name`` is ``base``, or its name with the shape "fit" if that is the same method.
+    base_name, start_methods = _possible_methods(base, fit_names)
     references = [BASELINE, REFERENCE]
     first_methods = [*dict.fromkeys((*references, *start_methods))]
     trials = run_stage(START_STAGE, first_methods, search_videos[:1], deadline)
@@ -448,12 +450,13 @@ def search(
     axes = [axis for axis in candidates if f"/{axis}=" not in base]
     if not start_trials:  # There was time for the references alone.
         for axis in axes:
-            names = [_set_axis(start_methods[0], axis, value) for value in candidates[axis]]
-            if len(_possible_methods(start_methods[0], names)[1]) > 1:
+            names = [_set_axis(base_name, axis, value) for value in candidates[axis]]
+            _, methods = _possible_methods(base_name, names)
+            if len(methods) > 1:
                 skipped.append(axis)
         return better_reference, tuple(table), (*skipped, CONFIRM_STAGE)
     # The search: each axis is tried on the best method so far.
-    best = choose_fastest(start_trials, start_methods[0])
+    best = choose_fastest(start_trials, base_name)
     # At the end there must be time to run both references and the winner on one video.
     confirm_seconds = (len(references) + 1) * max(seconds_per_method.values())
     search_deadline = deadline - confirm_seconds

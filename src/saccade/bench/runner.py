@@ -409,21 +409,21 @@ class _BatchRun:
     The seconds of each answer are those of the whole batch.
     """
 
-    items: Sequence[_ItemRun]
+    item_runs: Sequence[_ItemRun]
 
     def answer(self, name: str, recipe: Recipe | None, settings: dict[str, Any]) -> list[Answer]:
-        """Returns one answer per item. An error of a method that cannot serve the batch is recorded
-        as the answer of each."""
+        """Returns one answer per item. If a method cannot serve the batch, each of these answers
+        has the error."""
         try:
             fields = self._fields(name, recipe, settings)
         except Exception as error:
             if name == BASELINE or not isinstance(error, SaccadeError):
                 raise
             message = kind_and_line(error)
-            return [item.empty_answer(name, 0, error=message) for item in self.items]
+            return [run.empty_answer(name, turn=0, error=message) for run in self.item_runs]
         return [
-            replace(item.empty_answer(name, 0), **answer_fields)
-            for item, answer_fields in zip(self.items, fields, strict=True)
+            replace(run.empty_answer(name, turn=0), **answer_fields)
+            for run, answer_fields in zip(self.item_runs, fields, strict=True)
         ]
 
     def _fields(
@@ -432,15 +432,19 @@ class _BatchRun:
         """Returns the fields of each item's answer."""
         if recipe is None or is_draft_only(name):
             raise OptionError(f"{name} answers no batches: leave --batch out")
-        first = self.items[0]
+        first = self.item_runs[0]
         pair = first.pair
-        own_inputs, draft_inputs = zip(*(item.inputs(0, ()) for item in self.items), strict=True)
-        for_draft = [inputs for inputs in draft_inputs if inputs is not None]
+        inputs_of_items = [run.inputs(turn=0, earlier_answers=()) for run in self.item_runs]
+        target_inputs = [inputs for inputs, _ in inputs_of_items]
+        # Empty where the draft has no processor of its own.
+        draft_inputs = [inputs for _, inputs in inputs_of_items if inputs is not None]
         results = stream(
             pair.target.backbone,
-            batch_inputs(pair.target, own_inputs),
+            batch_inputs(pair.target, target_inputs),
             draft=pair.draft_backbone,
-            draft_inputs=batch_inputs(pair.draft or pair.target, for_draft) if for_draft else None,
+            draft_inputs=(
+                batch_inputs(pair.draft or pair.target, draft_inputs) if draft_inputs else None
+            ),
             method=recipe,
             tokenizer=pair.target.tokenizer,
             captioner=self._captioner(),
@@ -451,5 +455,5 @@ class _BatchRun:
         return [records.result_fields(result) for result in results]
 
     def _captioner(self) -> Any:
-        """Returns a function that makes the captions of all items, or None without a captioner."""
-        return join_captioners([item.captioner_for(0) for item in self.items])
+        """Returns one captioner for all items; None where none of them has one."""
+        return join_captioners([run.captioner_for(turn=0) for run in self.item_runs])

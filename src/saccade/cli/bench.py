@@ -106,7 +106,15 @@ def bench(
     pair = settings.load_models(quiet=False)
     watch = DisturbanceWatch()
     plan = runner.Benchmark(
-        suites, names, limit, shard_place, seed, max_new_tokens, exact, temperature, batch
+        suites,
+        names,
+        limit=limit,
+        shard=shard_place,
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        exact=exact,
+        temperature=temperature,
+        batch=batch,
     )
 
     with (

@@ -281,8 +281,10 @@ class ForwardTimes(NamedTuple):
     not correct them.
 
     Forwards of one row have a mean of their own, because drafting has to beat them. Forwards of
-    more rows have a line over their rows: least squares over the seconds that they took beyond the
-    believed ones. Its slope is 0 until forwards of different numbers of rows have been measured.
+    more rows have a least-squares line over their rows (:meth:`line`). It gives the seconds that
+    they take beyond ``scale`` times their believed ones, where ``scale`` is how many times its
+    believed seconds a forward of one row takes. The line's slope is 0 until forwards of different
+    numbers of rows have been measured.
     """
 
     # Seconds of a forward of one row.
@@ -365,8 +367,8 @@ class ForwardTimes(NamedTuple):
         """Returns (a, b): a forward of n > 1 rows takes ``a + b (n - 1)`` seconds more than
         ``scale`` times its believed seconds.
 
-        ``scale`` is the :meth:`plain_slowdown`, so the line has what forwards of several rows are
-        slowed down by beyond those of one row.
+        ``scale`` is the :meth:`plain_slowdown`. If forwards of more rows are slowed down as much as
+        those of one row, the line is 0.
         """
         if not self.weight:
             return 0.0, 0.0

@@ -41,12 +41,11 @@ class Weighting(ABC):
 
     @property
     def with_default_settings(self) -> Weighting:
-        """This rule, with the defaults in those fields that have an override of their own.
+        """This rule, with default values in those fields that have an override of their own.
 
-        It serves to find the rule's name, as in ``weights=inverse``: it is compared with each of
-        the named rules, which have the default settings. For example, the override ``tau=`` sets
-        the temperature of ``tabed.Inverse``, and the rule is called ``inverse`` at every
-        temperature.
+        A rule's name, as in ``weights=inverse``, is found by comparing this with the named rules,
+        which have the default values. For example, the temperature of ``tabed.Inverse`` has the
+        override ``tau=``, so the rule is called ``inverse`` at every temperature.
         """
         return self
 
@@ -108,7 +107,8 @@ class MixtureSession:
         self.weights: dict[int, tuple[float, ...]] = {}
         self._session = session
         self._views = views  # how many views each request has
-        self._last: dict[int, MixtureScores] = {}  # by request, since its last commit
+        # By request, the scores of the tree that was scored last. A commit drops them.
+        self._last_scores: dict[int, MixtureScores] = {}
 
     def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
         scored = self._session.score(self._by_row(trees))
@@ -119,7 +119,7 @@ class MixtureSession:
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         for request in tokens:
-            self._last.pop(request, None)
+            self._last_scores.pop(request, None)
         self._session.commit(self._by_row(tokens))
 
     def start_turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
@@ -142,7 +142,7 @@ class MixtureSession:
     def _mix(self, request: int, parts: tuple[Scores, ...]) -> Scores:
         """Returns the scores of the mixture of a request's views."""
         tree = parts[0].tree
-        last = self._last.get(request)
+        last = self._last_scores.get(request)
         # The weights do not change within a draft, so rows that were mixed for the last tree are
         # used again: row 0, which is the root's, and row i + 1 of each node i that both trees have.
         rows = [] if last is None else list(last.rows[: 1 + count_shared_nodes(last.tree, tree)])
@@ -160,7 +160,7 @@ class MixtureSession:
             request=request,
             parts=parts,
         )
-        self._last[request] = mixed
+        self._last_scores[request] = mixed
         return mixed
 
 

@@ -90,10 +90,12 @@ class Fallback(Drafter, Learner, ParallelWork):
         growth = self._try(lambda: self._drafter.start_growth(states))
         if growth is None:
             return None
-        own_finish = growth.finish
+        # The caller grows the drafts, then calls ``finish`` with the grown trees, and proposes the
+        # trees that it returns. Here it also checks the trees that the drafter's function returns.
+        drafter_finish = growth.finish
         return replace(
             growth,
-            finish=lambda trees: self._sound_trees(empty_trees, lambda: own_finish(trees)),
+            finish=lambda trees: self._sound_trees(empty_trees, lambda: drafter_finish(trees)),
         )
 
     def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
@@ -124,6 +126,8 @@ class Fallback(Drafter, Learner, ParallelWork):
         }
 
     def _sound_part(self, tree: Tree) -> Tree:
+        """Returns a tree's nodes before the first malformed one. If there is such a node, drafting
+        is given up."""
         fault = find_fault(tree, self._vocab)
         if fault is None:
             return tree

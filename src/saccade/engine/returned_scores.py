@@ -14,7 +14,7 @@ from saccade.core.result import Round
 from saccade.core.tree import ROOT
 
 Rows = dict[int, list[Float[Tensor, " vocab"]]]
-"""A row for each token of an answer, by request."""
+"""By request, the logits or scores of each token of its answer."""
 
 
 class ReturnedScores:

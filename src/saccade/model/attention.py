@@ -188,7 +188,7 @@ class Step:
             # replaced by one that also adds up the attention.
             keys, values = cache.read(layer, end)
             if last:
-                # A recorder needs the queries of more rows than the last one.
+                # A recorder needs the queries of all rows from the first one that it records.
                 count = 1 if segment.recorder is None else segment.recorder.rows_to_chunk_end
                 own_q = own_q[:, -count:]
             recording_kernel = None
@@ -429,7 +429,7 @@ def quickest_attention(
         names.append("compiled")
 
     def few_row_calls(rows: int, keys: int) -> dict[str, Callable[[], object]]:
-        """Returns a call to time of each kernel for a few rows, over random queries."""
+        """Returns for each kernel a call to time it by: some layers' attention of a few rows."""
         timed_heads = min(kv_heads, torch.get_num_threads())
         q = torch.randn(timed_heads * groups, rows, width)
         layer_bytes = 2 * timed_heads * keys * width * dtype.itemsize
@@ -447,7 +447,7 @@ def quickest_attention(
         return {name: partial(attend_in_all_layers, name) for name in names}
 
     def prompt_calls(rows: int, keys: int) -> dict[str, Callable[[], object]]:
-        """Returns a call to time of each kernel for prompts, over random numbers."""
+        """Returns for each kernel a call to time it by: some heads' attention of a prompt."""
         multiplications_per_head = 2 * rows * keys * width
         max_heads = max(1, min(heads, TIMED_MULTIPLICATIONS // multiplications_per_head))
         timed_group = min(groups, max_heads)
@@ -460,14 +460,18 @@ def quickest_attention(
             if name in names
         }
 
-    facts = heads, kv_heads, width, names
-    few_row_choice = kernels.choose_attention((TIMED_BYTES, len(devices), *facts), few_row_calls)
+    # Measured times are stored by these values, on which they depend. The word "many" keeps the
+    # times of prompts apart from those of few rows.
+    model_facts = heads, kv_heads, width, names
+    few_row_facts = TIMED_BYTES, len(devices), *model_facts
+    prompt_facts = "many", *model_facts
+    few_row_choice = kernels.choose_attention(few_row_facts, few_row_calls)
     prompt_choice = kernels.choose_attention(
-        ("many", *facts), prompt_calls, kernels.PROMPT_ROWS, kernels.PROMPT_KEYS
+        prompt_facts, prompt_calls, kernels.PROMPT_ROWS, kernels.PROMPT_KEYS
     )
     # Each entry of ``rows`` is the most rows that its kernels are for. The last entry of the choice
-    # for few rows was timed with fewer than FOLD_LIMIT rows. It is used for up to FOLD_LIMIT rows.
-    # The choice for prompts is used for more, for which ``_choose_kernel`` has other kernels.
+    # for few rows was timed with fewer than FOLD_LIMIT rows, and is used for up to FOLD_LIMIT rows.
+    # For more rows the choice for prompts is used, which was timed with MANY_ROW_KERNELS.
     return AttentionChoice(
         (*few_row_choice.rows[:-1], FOLD_LIMIT, *prompt_choice.rows),
         (*few_row_choice.names, *prompt_choice.names),

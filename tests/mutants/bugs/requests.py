@@ -108,8 +108,8 @@ BUGS = (
         "a batch of items has one captioner for all media",
         "bench/runner.py",
         within="_BatchRun._captioner",
-        find="item.captioner_for(0)",
-        plant="self.items[0].captioner_for(0)",
+        find="$run.captioner_for(turn=0)",
+        plant="self.item_runs[0].captioner_for(turn=0)",
         tests=("bench/test_bench_runner.py::test_items_of_one_batch_have_captions_of_their_own",),
     ),
     PlantedBug(

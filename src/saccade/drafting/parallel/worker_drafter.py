@@ -106,10 +106,10 @@ class WorkerDrafter(Drafter, ParallelWork):
         self._inputs: Inputs = {}
         self._captioning: Captioning | None = None
         self._drafts = {i: DraftState() for i in range(len(setup.rules))}
-        # For each request, what the next "commit" message will tell the draft: the tokens that were
-        # emitted since the last such message, and how many drafted tokens after them are verified
-        # next. In place of that number there is None if the draft has to start anew, because its
-        # chain did not begin with the emitted tokens.
+        # For each request, what the next "commit" message will tell the draft, as (tokens, count).
+        # The tokens are those that were emitted since the last such message. The count says how
+        # many drafted tokens after them are verified next. It is None if the draft has to start
+        # anew, because its chain did not begin with the emitted tokens.
         self._unsent_commits: dict[int, tuple[list[int], int | None]] = {}
         self._ready_sent_at = time.monotonic()
         # By request, how many visual tokens the draft reads. None until it has read its prompts.
@@ -124,6 +124,8 @@ class WorkerDrafter(Drafter, ParallelWork):
         self._is_sharing_now = False  # whether the draft works on some of the threads
         self._is_within_scope = False  # whether the caller is within ``sharing_threads``
         if self._shares_threads:
+            # The target chooses its kernels for this number of threads now, so that no answer waits
+            # for it.
             setup.target.prepare(self._target_threads)
         # Seconds that the draft's process has reported.
         self._reading = self._choosing = self._drafting = 0.0
@@ -259,7 +261,9 @@ class WorkerDrafter(Drafter, ParallelWork):
         return {request: self._chain(request, count) for request, count in counts.items()}
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
-        if not self._samples:  # When sampling, the result must not depend on the draft's speed.
+        # Whether the draft may go on depends below on the tokens that have arrived. When sampling,
+        # that must not depend on the draft's speed, so none are received before it is decided.
+        if not self._samples:
             self._receive()
         for request, new in tokens.items():
             draft = self._drafts[request]
@@ -272,7 +276,7 @@ class WorkerDrafter(Drafter, ParallelWork):
             draft_still_holds = draft.chain.tokens[:count] == tuple(new) and next_count is not None
             if draft_still_holds:
                 draft.chain = chain_without_first(draft.chain, count)
-                # The child does not count an empty chain as paused either.
+                # The first token of a chain is always drawn, so an empty chain is not paused.
                 draft.paused = draft.paused and len(draft.chain) > 0
                 # The next proposal asks for as many tokens as the chain may have after the
                 # committed ones, whether they are drafted yet or not. If a chain may have 4 tokens
@@ -317,9 +321,16 @@ class WorkerDrafter(Drafter, ParallelWork):
         self._send("start_turn", turns, [_sendable_rule(rule) for rule in rules], self._laws)
 
     def report(self) -> DraftReport:
-        caption, hidden = (0.0, 0.0) if self._captioning is None else self._captioning.seconds
+        caption_seconds = hidden_seconds = 0.0
+        if self._captioning is not None:
+            # The second number is how many of the first passed beside other work.
+            caption_seconds, hidden_seconds = self._captioning.seconds
         seconds = DraftSeconds(
-            self._reading, self._choosing, self._drafting, caption=caption, caption_hidden=hidden
+            self._reading,
+            self._choosing,
+            self._drafting,
+            caption=caption_seconds,
+            caption_hidden=hidden_seconds,
         )
         return DraftReport(visual_tokens=self._visual_tokens or {}, seconds=seconds)
 

@@ -303,19 +303,24 @@ class _Child:
         self.socket, child_socket = socket.socketpair()
         inherited = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
         path = [os.path.abspath(entry) for entry in [*filter(None, sys.path), PACKAGE_FOLDER]]
-        child_variables = {"PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1"}
+        child_variables = {
+            "PYTHONPATH": os.pathsep.join(path),
+            "OPENBLAS_NUM_THREADS": "1",
+            # The C library reserves address space for each arena, and the child's is limited.
+            "MALLOC_ARENA_MAX": "2",
+        }
         try:
             with child_socket:
                 self.process = subprocess.Popen(
                     [
                         sys.executable,
-                        "-P",
+                        "-P",  # Python does not add the working folder to its module path.
                         "-c",
                         CHILD_COMMAND,
                         str(child_socket.fileno()),
                         str(memory),
                     ],
-                    env=inherited | child_variables | {"MALLOC_ARENA_MAX": "2"},
+                    env=inherited | child_variables,
                     pass_fds=[child_socket.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,

@@ -72,7 +72,7 @@ class HeadRequest(RequestState):
         return self.target_cache.hidden.read(rows)
 
     def cut_prompt(self, length: int) -> None:
-        """Forgets which rows of the prompt from ``length`` on have keys or were left out."""
+        """Counts only the prompt's first ``length`` rows as read, with or without keys."""
         self.read_length = min(self.read_length, length)
         self.read_rows = self.read_rows[self.read_rows < self.read_length]
 
@@ -114,7 +114,7 @@ class _Rows:
 class HeadSession(Session):
     """Scores and commits with a head, which reads the hidden states of the target's session."""
 
-    request_kind = HeadRequest
+    request_kind = HeadRequest  # The class of a request's state. A derived session may change it.
 
     def __init__(
         self, head: Head, rules: Rules, *, banned: Sequence[int] = (), room: int = 512
@@ -283,7 +283,9 @@ class HeadSession(Session):
         while stop < len(tree) and tree.parents[stop] < first:
             stop += 1
         computed = trees_.prefix(tree, stop)
-        mask = None if trees_.is_chain(computed) else trees_.tree_mask(computed, first, 0)
+        mask = None
+        if not trees_.is_chain(computed):
+            mask = trees_.tree_mask(computed, cached_count=first, pending_count=0)
         parents = tree.parents[first:stop]
         assert request.root_output is not None
         outputs = {ROOT: request.root_output, **dict(enumerate(request.node_outputs))}
@@ -360,4 +362,5 @@ class HeadSession(Session):
 
 @session_of.register
 def _(model: Head, rules: Rules, *, cuda_graphs: bool | None = None) -> Session:
+    """Returns a session of a head. It never uses CUDA graphs, whatever ``cuda_graphs`` says."""
     return HeadSession(model, rules)

@@ -140,9 +140,11 @@ class TrainedHead(nn.Module):
         # learns the target's law.
         output = backbone.head_module.weight.detach()
         self.head.lm_head.weight.data.copy_(output[known_ids].to(torch.float32))
+        # ``axes`` is how many axes of positions the rotary embedding reads.
+        rotary, axes = make_rotary(backbone, config)
         # Modules in a list are not registered as parts of this one. So the target and the rotary
         # embedding are not trained with it.
-        self._unregistered: list[Any] = [backbone, *make_rotary(backbone, config)]
+        self._unregistered: list[Any] = [backbone, rotary, axes]
 
     def forward(self, inputs: Mapping[str, Tensor], steps: int) -> Float[Tensor, ""]:
         """Returns the mean loss of a batch of conversations, unrolled for ``steps`` steps."""
@@ -412,8 +414,8 @@ def known_ids(
     vocab = target.backbone.vocab
     if vocab <= MAX_DRAFT_VOCAB:
         return torch.arange(vocab)
-    # Nothing is trained in this phase. It is only there for its samples, of which each step has at
-    # least one. So its checkpoints do not matter.
+    # This phase is never trained, so its checkpoints do not matter. It only supplies samples, of
+    # which each step has at least one.
     phase_run = PhaseRun(
         recipe.phases[0],
         steps=COUNTED_SAMPLES,
