@@ -41,10 +41,11 @@ def demo(
     clip, description = demo_clip()
     models = run_setup.load_models(EMBEDDED_TARGET, draft=None, quiet=as_json)
     methods = ["ar", DEFAULT_METHOD, "specvlm/shape=fit", "hf"]
+    labels = {"video": "demo.mp4"}  # What the JSON calls the drawn clip. There is no such file.
     comparison = compare_methods(
         models,
         Subject(clip),
-        {"video": "demo.mp4"},
+        labels,
         command_options.QUESTION,
         methods,
         repeat=repeat,

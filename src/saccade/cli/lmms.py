@@ -299,7 +299,10 @@ def read_clip(part: Mapping[str, Any], sampling: FrameSampling) -> Clip:
     total = len(frames)
     count = min(sampling.num_frames or total, total)
     evenly_spaced = np.arange(count) * total // count  # 4 of 10 frames are 0, 2, 5 and 7.
-    sampled = make_clip(frames[evenly_spaced], total / DEFAULT_FPS)
+    source_seconds = total / DEFAULT_FPS
+    sampled = make_clip(frames[evenly_spaced], source_seconds)
+    # ``make_clip`` takes the sampled frames for all of the source. These two fields are about the
+    # source, which has all the pictures.
     return replace(sampled, fps=DEFAULT_FPS, source_frames=total)
 
 

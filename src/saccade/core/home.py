@@ -67,6 +67,8 @@ class MeasurementFile:
     def __init__(self, name: str) -> None:
         self._name = name
         self._unwritten: dict[Path, dict[str, Any]] = {}  # Values that are not in their file yet.
+        # The time of the last write, by ``time.monotonic``. At first it is so early that the first
+        # value is written at once, even where that clock starts at 0.
         self._last_write = -WRITE_EVERY_SECONDS
         self._lock = threading.RLock()
         atexit.register(self.write_all)

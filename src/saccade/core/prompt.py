@@ -20,15 +20,15 @@ DOCUMENT_FRAME_TOKENS = 64  # So many tokens of a document are one frame of it i
 
 @dataclass(frozen=True)
 class Paged:
-    """Rows of a whole prompt in pages. At each step of a draft, a head reads the few pages that
-    match the step's own queries best."""
+    """Rows of a whole prompt in pages. At each step of a draft, each KV head reads the few pages
+    that match the step's queries best."""
 
     rows: Int[Tensor, "page size"]  # the indices of each page's rows
-    pages_per_step: int  # how many pages a head reads at a step
+    pages_per_step: int  # how many pages a KV head reads at a step
 
     @property
     def slots(self) -> int:
-        """How many rows a head reads at a step."""
+        """How many rows of pages a KV head reads at a step."""
         return self.pages_per_step * self.rows.shape[1]
 
 
@@ -59,8 +59,8 @@ class Media:
     """What a language model reads of each row besides its embedding, by the name of its argument
     (``families.ROW_ARGUMENTS``)."""
     has_trained_positions: bool = False
-    """Whether this prompt's positions differ from those that ``generate`` would use, because text
-    after a video has the positions that it had in the model's training."""
+    """Whether this prompt's positions differ from those that Hugging Face's ``generate`` would use,
+    because text after a video has the positions that it had in the model's training."""
     first_document: int | None = None
     """The number in ``Prompt.grid`` of the first medium that is a document. Documents come after
     all videos and images there."""
@@ -72,7 +72,8 @@ class Reading:
     are."""
 
     heads: Int[Tensor, "layer kv_head kept"] | None = None
-    """Rows of the whole prompt that each head reads, where heads differ (Sparse-to-Dense)."""
+    """Rows of the whole prompt that each KV head reads, where these heads differ
+    (Sparse-to-Dense)."""
     paged: Paged | None = None
     """Rows of the whole prompt that are read page by page, besides the rows of this prompt."""
     ids_to_embed: Int[Tensor, " len"] | None = None
@@ -114,9 +115,9 @@ class Prompt:
 
     @property
     def visual_tokens(self) -> int:
-        """How many visual rows a head reads."""
+        """How many visual rows each KV head of the model reads at a step."""
         if self.reading.heads is not None:
-            # ``heads`` has all rows that are not visual, and for each head some visual rows.
+            # For each KV head, ``heads`` has all rows that are not visual, and some visual rows.
             other_rows = int((~self.visual).sum())
             return self.reading.heads.shape[-1] - other_rows
         own_visual_rows = self.grid.shape[0]
@@ -124,7 +125,7 @@ class Prompt:
 
     def chosen_mask(self, full_prompt: Prompt) -> Bool[Tensor, "layer kv_head visual"]:
         """Returns which visual rows of the whole prompt are in this one; the first two dimensions
-        are 1 where heads do not differ."""
+        are 1 where KV heads do not differ."""
         rows = self.places.view(1, 1, -1) if self.reading.heads is None else self.reading.heads
         mask = torch.zeros(*rows.shape[:2], len(full_prompt), dtype=torch.bool, device=rows.device)
         return mask.scatter_(-1, rows, True)[..., full_prompt.visual]
@@ -132,7 +133,8 @@ class Prompt:
     def select(self, keep: Int[Tensor, " kept"]) -> Prompt:
         """Returns the prompt with all its text and only these visual rows, at their old positions.
 
-        ``keep`` holds indices of visual rows, in any order; the rows stay in prompt order.
+        ``keep`` holds indices of visual rows, in any order; the rows stay in prompt order. This
+        works only for a prompt with the default ``reading``.
         """
         chosen = torch.zeros(self.visual_tokens, dtype=torch.bool, device=keep.device)
         chosen[keep] = True
@@ -149,7 +151,8 @@ class Prompt:
         return self.grid[:, 0] >= first
 
     def text_after(self) -> Int[Tensor, " text"]:
-        """Returns the text rows after the last visual one (all text where nothing is visual)."""
+        """Returns the indices of the text rows after the last visual row, or of all text rows where
+        nothing is visual."""
         rows = torch.arange(len(self), device=self.visual.device)
         visual = rows[self.visual]
         last = visual[-1] if len(visual) else -1

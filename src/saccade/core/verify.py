@@ -20,7 +20,11 @@ from saccade.core.sampling import Law, draw, prob
 from saccade.core.tree import ROOT, Tree, children
 
 Noise = Callable[[str, int, int], float]
-"""(role, depth below the committed text, sibling) -> a uniform number in [0, 1)."""
+"""(role, depth below the committed text, sibling) -> a uniform number in [0, 1).
+
+The role says what the number decides: with "accept" whether a drafted token is accepted, and with
+"own" which token the target itself draws.
+"""
 
 
 def verify(tree: Tree, p: Callable[[int], Law | None], noise: Noise) -> Verdict:
@@ -39,7 +43,7 @@ def verify(tree: Tree, p: Callable[[int], Law | None], noise: Noise) -> Verdict:
         refused = False
         for sibling, child in enumerate(children(tree, node)):
             x = tree.tokens[child]
-            q = tree.q[child]
+            q = tree.q[child]  # None for a chosen token.
             # A NaN in q must reject the token. ``min`` and ``max`` return their first argument if
             # it is NaN, so the chance is NaN too, and no noise is below it. The residual is then p
             # itself. The tiny number only prevents a division by zero.

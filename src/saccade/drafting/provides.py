@@ -141,7 +141,7 @@ class Provides:
     # function from a window to a rule. The window is how many of the last verified positions the
     # rule learns from; None stands for all.
     weights: Mapping[str, Callable[[int | None], Weighting]] = field(default_factory=dict)
-    axes: Mapping[str, Axis] = field(default_factory=dict)  # more axes, for fields of its own parts
+    axes: Mapping[str, Axis] = field(default_factory=dict)  # more axes, for fields of these parts
 
     def __post_init__(self) -> None:
         """Raises MethodError for parts that could not be chosen by their names."""

@@ -73,6 +73,7 @@ class TextMaker:
             captions = captioner(inputs) if captions is None else captions
             for request_texts, caption in zip(texts, captions, strict=True):
                 by_medium = [caption] if isinstance(caption, str) else caption
+                # TABED's published code also writes "image: " before each caption.
                 request_texts["caption"] = tuple(
                     tuple(self.encode(f"image: {text}")) for text in by_medium
                 )
@@ -88,7 +89,7 @@ class Setup:
     view: View
     shape: Shape
     rules: Sequence[Sampling]
-    room: int  # How many tokens an answer may have.
+    room: int  # How many tokens an answer may have at most.
     text_maker: TextMaker = TextMaker()
     vision: ConversationVision | None = None  # Vision towers' outputs for media of earlier turns.
 

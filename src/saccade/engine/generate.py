@@ -467,6 +467,8 @@ def generate(
         )
         if streamer is not None and not streamer_has_prompt:
             streamer.put(ids.cpu())
+        # ``returned`` has those of the settings return_dict_in_generate, output_scores and
+        # output_logits that are on. It is empty where ids alone are returned.
         scores = ReturnedScores(request.returned)
         for round in rounds:
             scores.add(round)
@@ -498,9 +500,12 @@ def _read_call(
     if not is_called_by_transformers:
         inputs, arguments = _split_inputs(inputs, arguments)
         resolved = _ResolvedCall.of(target, cast(CallArguments, arguments))
-        supported_by_caller = generation_settings.GENERATE_SETTINGS
         request = Request.of(
-            target, inputs, supported_by_caller=supported_by_caller, **resolved.request
+            target,
+            inputs,
+            # ``run`` and ``stream`` refuse these settings, which are about what this call returns.
+            supported_by_caller=generation_settings.GENERATE_SETTINGS,
+            **resolved.request,
         )
         return resolved, request, inputs["input_ids"]
     assert isinstance(inputs, Tensor)

@@ -39,7 +39,8 @@ class ModelsAndMethod:
     method: str = "auto"
     captioner: str | None = None  # For views that read a caption.
     threads: int | None = None
-    load: tuple[tuple[str, Any], ...] = ()  # Arguments of `load`: dtype, device, ...
+    # Further arguments of `saccade.inputs.load_pair`, such as dtype and device.
+    load: tuple[tuple[str, Any], ...] = ()
 
 
 def source_of(name: str) -> str:
@@ -98,10 +99,10 @@ def check_checkpoint(name: str, *, weights: bool = True) -> None:
 def must_use_cache(name: str, source: str) -> bool:
     """Whether a library has to be told to read a model from the local cache alone.
 
-    That is so where the hub cannot be reached, which is tried once a process. It is not so where
-    the environment forbids using the hub (``offline``), because the libraries then read the cache
-    alone by themselves. Raises ModelError where the hub cannot be reached and the model is not
-    cached either.
+    Returns True where the hub cannot be reached, which is tried once a process. Returns False for a
+    local folder, and where the environment forbids using the hub (``offline``), because the
+    libraries then read the cache alone by themselves. Raises ModelError where the hub cannot be
+    reached and the model is not cached either.
     """
     if looks_local(source) or offline() or _reachable(endpoint()):
         return False

@@ -1,7 +1,7 @@
 """The layout of the page of ``saccade ui --watch``, which watches a video as if it were live.
 
-Its buttons call ``watching.PageWatcher``, which plays one video at a time and answers questions
-about it.
+Its buttons call ``watching.PageWatcher``, which plays a video and answers questions about it. It
+plays one video at a time, for the browser tab that started it, and refuses other tabs meanwhile.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ REFRESH_SECONDS = 1.0
 
 def build_watch_page(model: Model, settings: PageSettings) -> gr.Blocks:
     """Returns the page as gradio blocks."""
-    watchers = PageWatcher(model, settings)
+    watcher = PageWatcher(model, settings)
 
     def start(upload: str | None, window: str, request: gr.Request) -> tuple[str, str, str]:
         tab = str(request.session_hash)
         try:
-            watchers.start(tab, upload, window)
+            watcher.start(tab, upload, window)
         except Exception as error:
             return error_html(error), "", ""
-        return "", frames_html(watchers.get(tab)), ""
+        return "", frames_html(watcher.get(tab)), ""
 
     def latest_frames(request: gr.Request) -> str:
-        return frames_html(watchers.get(str(request.session_hash)))
+        return frames_html(watcher.get(str(request.session_hash)))
 
     def ask(question: str, request: gr.Request) -> Iterator[tuple[str, str]]:
         tab = str(request.session_hash)
         try:
-            for text in watchers.ask(tab, question):
-                yield "", conversation_html(watchers.get(tab), question, text)
+            for text in watcher.ask(tab, question):
+                yield "", conversation_html(watcher.get(tab), question, text)
         except Exception as error:
-            yield error_html(error), conversation_html(watchers.get(tab))
+            yield error_html(error), conversation_html(watcher.get(tab))
             return
-        yield "", conversation_html(watchers.get(tab))
+        yield "", conversation_html(watcher.get(tab))
 
     def stop(request: gr.Request) -> None:
-        watchers.stop(str(request.session_hash))
+        watcher.stop(str(request.session_hash))
 
     # Every 600 seconds, gradio deletes uploaded files that are older than 3600 seconds.
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
@@ -65,6 +65,8 @@ def build_watch_page(model: Model, settings: PageSettings) -> gr.Blocks:
                     stop_button = gr.Button("Stop")
                 question = gr.Textbox(QUESTION, label="Question, at any time", lines=1)
                 ask_button = gr.Button("Ask")
+            # Without ``js_on_load=None``, gradio would add a script that reports every click on a
+            # view. Nothing here listens to such clicks.
             with gr.Column(min_width=320):
                 frames_view = gr.HTML("", elem_id="sac-live", js_on_load=None)
         error_view = gr.HTML("", elem_id="sac-error", js_on_load=None)

@@ -47,10 +47,11 @@ class Voice:
     still: str  # What an object does that does not move: "stays still".
     nothing: str  # The sentence that there is no event.
     opening: str  # "The {video} shows {things} on a {texture} background."
-    later: str  # How many objects are there at the start: a sentence used if others come later.
-    starts: str  # About an object that is there from the start.
-    comes: str  # About an object that appears later.
-    stands: str  # About an object in a picture.
+    # "{there} of them {are} visible at the start." It is left out if no object appears later.
+    later: str
+    starts: str  # The sentence about an object that is there from the start.
+    comes: str  # The sentence about an object that appears later.
+    stands: str  # The sentence about an object in a picture.
     final: str  # "At the end, we see {things}."
 
 

@@ -47,6 +47,10 @@ KINDS: tuple[Kind, ...] = ("recolour", "vanish", "appear")
 KIND_WEIGHTS = (0.4, 0.3, 0.3)  # Of KINDS.
 Cell = tuple[int, int]
 
+# The random numbers of scenes and those of edits are drawn from generators with different keys.
+# These are the first numbers of the keys.
+SCENE_DRAWS, EDIT_DRAWS = 0, 1
+
 
 @dataclass(frozen=True)
 class Object:
@@ -119,6 +123,10 @@ def cell_name(cell: Cell) -> str:
 
 
 def _generator(*key: int) -> np.random.Generator:
+    """Returns a random generator whose draws depend on ``key`` alone.
+
+    ``key`` begins with what is drawn, ``SCENE_DRAWS`` or ``EDIT_DRAWS``, and goes on with seeds.
+    """
     return np.random.Generator(np.random.PCG64(list(key)))
 
 
@@ -152,7 +160,7 @@ def scene(seed: int, *, max_objects: int = 6) -> Scene:
     No two objects ever have the same colour and shape, and no two paths share a cell.
     Objects that appear or vanish do not travel, so one cell says where they are.
     """
-    rng = _generator(0, seed)
+    rng = _generator(SCENE_DRAWS, seed)
     # How many objects there are, where, and what they look like.
     texture = int(rng.integers(len(TEXTURES)))
     count = 1 + _draw_index(rng, COUNT_WEIGHTS[:max_objects])
@@ -284,7 +292,7 @@ def edit_with_changes(scene: Scene, seed: int) -> tuple[Scene, tuple[Change, ...
 
     `seed` determines which things change, and how.
     """
-    rng = _generator(1, scene.seed, seed)
+    rng = _generator(EDIT_DRAWS, scene.seed, seed)
 
     def pick(options: list[Any]) -> Any:
         return options[int(rng.integers(len(options)))]

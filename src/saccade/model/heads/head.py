@@ -100,8 +100,8 @@ class Head(Backbone):
         self._template_layer = template_layer
         # A layer calls the attention with the layer number that it was constructed with. The head's
         # one layer has the number of its template, or 0 without a template.
-        own_number = 0 if template_layer is None else template_layer
-        self.key_layers = {own_number: 0}
+        layer_number = 0 if template_layer is None else template_layer
+        self.key_layers = {layer_number: 0}
         if template_layer is None:
             self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
             self.head_dim = config.head_dim
@@ -116,8 +116,11 @@ class Head(Backbone):
         )
 
     def current(self) -> Head:
-        """Returns the head over the target's newest version, which is another object after the
-        target's model was changed. While it is unchanged, this is the head itself."""
+        """Returns the head over the target's newest version.
+
+        After the target's model was changed, its newest version is another object, and another head
+        is returned. Otherwise this head itself is returned.
+        """
         target = self.target.current()
         if target is self.target:
             return self
@@ -173,6 +176,8 @@ class Head(Backbone):
 
     def rotation(self, rows: Hidden, positions: Int[Tensor, "axes row"]) -> Rotation:
         """Returns the cosines and sines that rotate rows at these positions, on the head's axes."""
+        # Rotary embeddings take positions as [axes, batch, row], or as [batch, row] where they read
+        # one axis. The batch has one entry, so the one axis can stand for it.
         shaped = positions[:, None] if self.axes > 1 else positions
         rotation: Rotation = self.text.rotary_emb(rows[None], shaped)
         return rotation
@@ -386,11 +391,11 @@ def check_layers(
     if fc is None:
         raise ModelError(f"the head of {name} lacks fc.weight")
     read_width = fc.shape[1]
-    own_width = len(hidden_layers) * target.config.hidden_size
-    if read_width != own_width:
+    target_width = len(hidden_layers) * target.config.hidden_size
+    if read_width != target_width:
         raise ModelError(
             f"{name} is a head for another target: it reads {read_width} numbers of hidden states "
-            f"a token, and {len(hidden_layers)} layers of this one have {own_width}"
+            f"a token, and {len(hidden_layers)} layers of this one have {target_width}"
         )
 
 
@@ -404,13 +409,13 @@ def describe_other_target(settings: Mapping[str, Any], config: Any, name: str) -
     verifier = (settings.get("speculators_config") or {}).get("verifier") or {}
     declared_classes = verifier.get("architectures") or []
     # A target whose config names no class is not compared by class.
-    own_classes = config.architectures or declared_classes
+    target_classes = config.architectures or declared_classes
     declared_dim = settings.get("target_hidden_size")
     declared_depth = settings.get("num_target_layers")
     declared_target = None
     if declared_type not in (None, config.model_type, text.model_type):
         declared_target = declared_type
-    elif not set(declared_classes).issubset(own_classes):
+    elif not set(declared_classes).issubset(target_classes):
         declared_target = ", ".join(declared_classes)
     elif declared_dim not in (None, text.hidden_size):
         declared_target = f"a model with hidden states of {declared_dim}"

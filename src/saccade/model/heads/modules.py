@@ -143,7 +143,7 @@ class Eagle3Layer(nn.Module):
         super().__init__()
         dim, eps = config.hidden_size, config.rms_norm_eps
         kind: Any = modeling_qwen3.Qwen3Attention if has_qk_norm else modeling_llama.LlamaAttention
-        attention = kind(config, 0)
+        attention = kind(config, layer_idx=0)
         # The projections read both side by side, so they have twice as many inputs.
         for name in ("q_proj", "k_proj", "v_proj"):
             old = attention._modules[name]

@@ -47,8 +47,8 @@ FLAGS = (
 ATTENTION_ARGUMENTS = struct.Struct("8P18nd")  # The layout of `attention_call` in kernels.c.
 PRODUCT_ARGUMENTS = struct.Struct("4P6n")  # The layout of `product` in kernels.c.
 CODED_ARGUMENTS = struct.Struct("4P8n")  # The layout of `coded_product` in kernels.c.
-# A panel of a weight of few bits has this many outputs, which are two tiles. In kernels.c a unit is
-# the part of a product that a thread computes as one task.
+# A panel of a weight of few bits has this many outputs. kernels.c calls this OUTPUTS_PER_UNIT. The
+# OUTPUTS_PER_PANEL of kernels.c is for panels of fp32 weights (:class:`Panels`), and may differ.
 OUTPUTS_PER_PANEL = 32
 CODE_BLOCK = 32  # Inputs of a rounded weight that share a scale.
 TILE_ROWS = 16  # Outputs of a tile of weights.
@@ -183,8 +183,8 @@ def multiply(
 ) -> Float[Tensor, "rows out"]:
     """Returns x W^T + base in fp32; for a gated weight, silu(first half) times the second half.
 
-    ``base`` is a bias [out] or one row for each of ``x``. A gated weight has none. This works only
-    where :func:`is_available`.
+    ``base`` is added to the product: a bias [out], which is added to every row, or a row for each
+    row of ``x``. There is no base for a gated weight. This works only where :func:`is_available`.
     """
     x, (rows, into), out = x.contiguous(), x.shape, panels.out
     base_address = base_stride = 0

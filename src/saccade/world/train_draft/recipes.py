@@ -108,10 +108,12 @@ class Settings:
 class DraftRecipe:
     """How a draft is trained, and what a fresh one is made from."""
 
-    language: str  # The language model that a fresh draft starts from, as in TABED.
+    language: str  # The language model that a fresh draft starts from, as in TABED; "" for a head.
     layers: int  # How many decoder layers that language model has, or the head.
     phases: tuple[Phase, ...]
-    unroll_steps: int = 0  # Of a head: steps on its own outputs. 0 for a draft that is a model.
+    # How many steps a head is trained to draft in a row. Each step but the first reads the head's
+    # own outputs. It is 0 for a draft that is a model.
+    unroll_steps: int = 0
 
 
 # Table 7. TABED's data are single images. Our drafts for the synthetic world are for clips, so they
@@ -166,9 +168,9 @@ RECIPES = {
     "llava-onevision-68m": DraftRecipe(_SMALL, 2, _ONEVISION),
     # EAGLE-3 (arXiv:2503.01840, section 3) trains one layer, unrolled for seven steps.
     "eagle3": DraftRecipe(
-        "",
-        1,
-        (Phase("head", ("head",), learning_rate=1e-4, batch_size=8, samples=532_000),),
+        language="",
+        layers=1,
+        phases=(Phase("head", ("head",), learning_rate=1e-4, batch_size=8, samples=532_000),),
         unroll_steps=7,
     ),
 }
