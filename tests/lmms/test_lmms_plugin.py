@@ -200,6 +200,9 @@ def test_a_video_is_a_file_a_part_of_one_or_its_frames(tmp_path: Path):
         clip = lmms.read_clip({"url": frames}, FrameSampling(num_frames=4))
         assert np.array_equal(clip.frames, whole.frames[::2])
         assert clip.timestamps.tolist() == [0.0, 1.0, 2.0, 3.0] and clip.duration == 4.0
+    three = lmms.read_clip({"url": whole.frames}, FrameSampling(num_frames=3))
+    assert np.array_equal(three.frames, whole.frames[[0, 2, 5]])
+    assert three.timestamps.tolist() == [0.0, 1.0, 2.5], "each frame at its own time"
     unequal = [Image.fromarray(whole.frames[0]), Image.fromarray(whole.frames[1][::2, ::2])]
     resized = lmms.read_clip({"url": unequal}, FrameSampling()).frames
     assert resized.shape == whole.frames[:2].shape and np.array_equal(resized[0], whole.frames[0])

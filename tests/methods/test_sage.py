@@ -641,3 +641,12 @@ def test_lemma_4_3_has_a_counterexample():
     # it does hold at the ends, so it is no slip of a constant
     for p in ([1.0, *[0.0] * 9], [0.1] * 10):
         assert max(p) == pytest.approx(1 / K + confidence(p) * (K - 1) / K)
+
+
+@pytest.mark.parametrize("nodes", [1, 8, 25, 64])
+def test_no_tree_has_more_nodes_than_it_may(nodes: int) -> None:
+    """Claim: the limit of nodes holds from the first tree on, which is a part of SpecVLM's."""
+    shape = resolve(f"sage-paper/nodes={nodes}").shape
+    first = shape.start().paths
+    assert len(first) == min(nodes, len(FIG9)) and set(first) <= FIG9
+    assert all(path[:-1] in first for path in first if len(path) > 1)

@@ -581,6 +581,13 @@ def test_a_head_that_cannot_be_used_gets_one_sentence(kind, settings, sentence, 
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("architectures", [None, 5, "Qwen2ForCausalLM", [None], [], {"a": 1}])
+def test_a_config_without_a_heads_architectures_is_no_head(architectures: Any) -> None:
+    """Claim: whatever a config has in the place of a list of names, it describes no head, and
+    nothing is raised. Fails if a malformed config ends in an error of Python."""
+    assert head_checkpoints.find_kind({"architectures": architectures}) is None
+
+
 @pytest.mark.parametrize("ids", [[0, 0, 0], [-1, 0], [0, 5]])
 def test_a_map_of_ids_that_does_not_fit_gets_one_sentence(ids):
     """Claim: a ``d2t`` of another length than the head's ids, and one that leads below or beyond

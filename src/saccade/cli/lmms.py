@@ -301,9 +301,10 @@ def read_clip(part: Mapping[str, Any], sampling: FrameSampling) -> Clip:
     evenly_spaced = np.arange(count) * total // count  # 4 of 10 frames are 0, 2, 5 and 7.
     source_seconds = total / DEFAULT_FPS
     sampled = make_clip(frames[evenly_spaced], source_seconds)
-    # ``make_clip`` takes the sampled frames for all of the source. These two fields are about the
-    # source, which has all the pictures.
-    return replace(sampled, fps=DEFAULT_FPS, source_frames=total)
+    # ``make_clip`` takes the sampled frames for all of the source, at even distances. The source
+    # has all the pictures, and each sampled one keeps its own time.
+    times = evenly_spaced / DEFAULT_FPS
+    return replace(sampled, timestamps=times, fps=DEFAULT_FPS, source_frames=total)
 
 
 def summary(results: Sequence[Result]) -> dict[str, Any]:

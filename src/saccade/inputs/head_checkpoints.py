@@ -68,8 +68,9 @@ HEAD_KINDS = (
 
 def find_kind(settings: Mapping[str, Any]) -> HeadKind | None:
     """Returns the kind of head that a config describes; None where it describes no head."""
-    architectures = settings.get("architectures") or ()
-    names = (*architectures, str(settings.get("speculators_model_type") or ""))
+    architectures = settings.get("architectures")
+    listed = architectures if isinstance(architectures, list) else [architectures]
+    names = [str(each) for each in (*listed, settings.get("speculators_model_type")) if each]
     kinds = (kind for kind in HEAD_KINDS if any(map(kind.architectures.search, names)))
     return next(kinds, None)
 

@@ -250,9 +250,14 @@ class Sage(Shape):
 @dataclass(frozen=True)
 class SageAhead(Sage):
     """Algorithm 1: the whole next tree is planned from the draft's law at the last round's root,
-    which is taken as the law at every level. The first tree is SpecVLM's."""
+    which is taken as the law at every level. The first tree is SpecVLM's, or the first ``nodes``
+    nodes of it."""
 
     name: ClassVar[str] = "sage-ahead"
+
+    def start(self) -> SageState:
+        # The nodes of SpecVLM's tree are listed level by level, so any first part is a tree.
+        return replace(super().start(), paths=TREE[: self.nodes])
 
     def grow(self, state: SageState) -> Growing:
         return grow_static(state.paths)
