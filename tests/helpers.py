@@ -507,7 +507,7 @@ class StubDraft(Drafter):
         self.texts: dict[int, list[int]] = {}
         self.round = 0
 
-    def ready(self, prefills: Sequence[Prefill], earlier: Any = None) -> float:
+    def read_prompts(self, prefills: Sequence[Prefill], earlier: Any = None) -> float:
         self.texts = {request: [] for request in range(len(prefills))}
         return 0.0
 

@@ -77,7 +77,7 @@ def time_decoding(
     drafting = recipe.drafter(Setup(target, draft, recipe.view, recipe.shape, rules, tokens))
     drafting.parallel_work.encode({"input_ids": prompt.full_ids[None]})
     drafting.parallel_work.prefill([prompt])
-    drafting.ready([prefill])
+    drafting.read_prompts([prefill])
     stops = Stops(StopConditions(tokens), [prompt.full_ids], None)
     clock = Clock(target.device)
     for _ in recipe.schedule(session, drafting, [0], stops.append_until_stop):

@@ -190,7 +190,7 @@ def test_a_draft_that_fails_costs_speed_only(name, round):
 
 
 @pytest.mark.parametrize(
-    "step", ["encode", "prefill", "ready", "commit", "start", "fold", "report"]
+    "step", ["encode", "prefill", "read_prompts", "commit", "start", "fold", "report"]
 )
 def test_a_draft_that_fails_elsewhere_costs_speed_only(step):
     """Claim: an error in any of a draft's methods is a fallback, not a crash."""

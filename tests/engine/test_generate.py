@@ -471,9 +471,9 @@ def test_the_first_token_does_not_wait_for_the_draft():
     done: list[str] = []
 
     class Slow(StubDraft):
-        def ready(self, prefills: Any, earlier: Any = None) -> float:
+        def read_prompts(self, prefills: Any, earlier: Any = None) -> float:
             done.append("ready")
-            return super().ready(prefills, earlier)
+            return super().read_prompts(prefills, earlier)
 
         def commit(self, tokens: Any) -> None:
             done.append(f"commit {list(tokens[0])}")

@@ -427,7 +427,7 @@ class Play:
             drafting = drafter_of(recipe, MODEL, MODEL, rules, self.length)
             drafting.parallel_work.encode({"input_ids": torch.zeros(count, 1)})
             drafting.parallel_work.prefill([PROMPT] * count)
-            drafting.ready([READ] * count)
+            drafting.read_prompts([READ] * count)
             own = {"learner": Remembering(self, drafting.learner)}
             drafting.__class__ = type("Remembered", (type(drafting),), own)
             target: Any = Tables(rules, [TARGET] * count, self.before, watch, self.spoil_target)

@@ -120,7 +120,7 @@ def test_a_placeholder_is_never_drafted_nor_anything_behind_it():
     context = run.whole.full_ids.tolist()
     assert by_hand(context, LONGEST, COUNT)[:4] == [START, VIDEO, VIDEO, END]
     drafter = drafter_of(resolve("lookup"), backbone(run.target), None, [Sampling()], 12)
-    drafter.ready([run.prefill])
+    drafter.read_prompts([run.prefill])
     assert drafter.propose({0: drafter.learner.start()})[0].tokens == (START,)
     assert not {VIDEO, IMAGE} & {token for round in run.rounds for token in round.tree.tokens}
 
@@ -135,7 +135,7 @@ def test_only_ids_are_read(family):
     assert not recipe.view.needs and run.result.draft_visual_tokens in (None, 0)
     blind = replace(run.whole, embeds=torch.full_like(run.whole.embeds, float("nan")))
     drafter = drafter_of(recipe, backbone(run.target), None, [Sampling()], 40)
-    drafter.ready([Prefill(blind, None, torch.full((1,), float("nan")))])
+    drafter.read_prompts([Prefill(blind, None, torch.full((1,), float("nan")))])
     drafter.commit({0: run.result.ids[:1]})
     for round in run.rounds:
         assert drafter.propose({0: drafter.learner.start()}) == {0: round.tree}

@@ -366,7 +366,7 @@ def test_the_draft_holds_only_the_keys_it_reads():
     target = backbone(model)
     drafter = drafter_of(resolve("std"), target, None, [Sampling()], 8)
     prefill = prefilled(model, inputs)
-    drafter.ready([prefill])
+    drafter.read_prompts([prefill])
     kept = len(text_rows(prefill.prompt)) + len(visual_rows(prefill.prompt)) // 8
     assert drafter.session.requests[0].cache.length == kept < len(prefill.prompt)
 
@@ -449,7 +449,7 @@ def test_what_a_sliding_window_keeps(chunks, step, dropped):
     drafter = drafter_of(resolve("streaming/keep=0.2"), target.backbone, None, target.rules, 128)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drafters, "SLIDE_TOKENS", step)
-        drafter.ready(prefills)
+        drafter.read_prompts(prefills)
         size = drafter.session.requests[0].cache.length
         written = 0
         for at, count in enumerate(chunks):

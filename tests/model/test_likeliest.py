@@ -152,13 +152,13 @@ def test_nan_in_a_captured_step_is_refused():
     rows = [torch.tensor([float("nan"), 0.0, 1.0]), torch.tensor([0.0, 1.0, 5.0])]
     tokens = LikeliestTokens(top_tokens(torch.stack(rows)))
     reads = [lambda: tokens.read(0), lambda: tokens.read(1)]
-    scores = Scores(chain([1]), rows, Sampling(), [], 0, likeliest=reads)
+    scores = Scores(chain([1]), rows, Sampling(), [], 0, top_readers=reads)
     for law in (scores.law, scores.every_law()):
         with pytest.raises(BrokenLaw):
             law(ROOT)
         assert law(0) == 2
     grammar = Sampling(grammar=lambda ids: torch.tensor([True, True, False]))
-    assert Scores(chain([1]), rows, grammar, [], 0, likeliest=reads).law(0) == 1
+    assert Scores(chain([1]), rows, grammar, [], 0, top_readers=reads).law(0) == 1
 
 
 @pytest.mark.parametrize("runners", [0, 1])
@@ -169,7 +169,7 @@ def test_auto_sees_the_same_whoever_computed_it(runners):
     tokens = LikeliestTokens(top_tokens(torch.stack(rows)))
     reads = [partial(tokens.read, row) for row in range(3)]
     by_logits = Scores(chain([1, 2]), rows, Sampling(), [], 0)
-    computed = Scores(chain([1, 2]), rows, Sampling(), [], 0, likeliest=reads)
+    computed = Scores(chain([1, 2]), rows, Sampling(), [], 0, top_readers=reads)
     for node in (ROOT, 0, 1):
         token, odds, others = _law_and_alternatives(computed, node, runners)
         expected_token, expected_odds, expected_others = _law_and_alternatives(

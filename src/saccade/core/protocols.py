@@ -349,7 +349,7 @@ class Drafter(ABC):
     The schedule folds what is learnt from past rounds into a state that it passes to ``propose``.
     The drafter itself keeps no learnt state, so that what is learnt depends on nothing but the
     rounds. Calls come in this order: ``encode`` and ``prefill`` of its :attr:`parallel_work`, and
-    ``ready``; then ``propose`` and ``commit``, round after round.
+    ``read_prompts``; then ``propose`` and ``commit``, round after round.
     """
 
     name: ClassVar[str] = "of its own kind"
@@ -368,8 +368,11 @@ class Drafter(ABC):
         """How it works while the target works."""
         return ParallelWork()
 
-    def ready(self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None) -> float:
-        """Takes the results of the target's prefill; afterwards the drafter can propose.
+    def read_prompts(
+        self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None
+    ) -> float:
+        """Reads the prompts, given the results of the target's prefill. Afterwards the drafter can
+        propose.
 
         With ``earlier`` the prompts continue those of earlier turns by new media, and only what
         is new needs to be read. Only a drafter that offers ``Capability.ADDS_MEDIA`` is given

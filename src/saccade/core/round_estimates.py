@@ -275,15 +275,15 @@ def correct_ratios(
 
 
 class ForwardTimes(NamedTuple):
-    """The seconds of forwards that the rounds of an answer have measured, and the believed ones.
+    """The seconds of forwards that the rounds of an answer have measured, beside the initial ones.
 
-    The ``believed`` seconds here are those that were believed when the answer began. Its rounds do
-    not correct them.
+    The initial seconds of a forward are those that it was expected to take when the answer began.
+    The answer's rounds do not correct them.
 
     Forwards of one row have a mean of their own, because drafting has to beat them. Forwards of
     more rows have a least-squares line over their rows (:meth:`line`). It gives the seconds that
-    they take beyond ``scale`` times their believed ones, where ``scale`` is how many times its
-    believed seconds a forward of one row takes. The line's slope is 0 until forwards of different
+    they take beyond ``scale`` times their initial ones, where ``scale`` is how many times its
+    initial seconds a forward of one row takes. The line's slope is 0 until forwards of different
     numbers of rows have been measured.
     """
 
@@ -298,14 +298,13 @@ class ForwardTimes(NamedTuple):
     square_rows: float = 0.0  # r * r
     seconds: float = 0.0  # its measured seconds
     rows_seconds: float = 0.0  # r * its measured seconds
-    believed: float = 0.0  # its believed seconds
-    rows_believed: float = 0.0  # r * its believed seconds
+    initial: float = 0.0  # its initial seconds
+    rows_initial: float = 0.0  # r * its initial seconds
     since_plain: int = 0  # forwards of several rows since the last one of one row
 
-    def after_plain(self, seconds: float, believed: float) -> ForwardTimes:
-        """Returns the times after a forward of one row, which was believed to take ``believed``
-        seconds."""
-        expected = self.plain_slowdown(believed) * believed
+    def after_plain(self, seconds: float, initial: float) -> ForwardTimes:
+        """Returns the times after a forward of one row, whose initial seconds are ``initial``."""
+        expected = self.plain_slowdown(initial) * initial
         if self.plain.weight + self.weight >= MIN_FORWARDS_FOR_OUTLIERS:
             seconds = min(seconds, FORWARD_OUTLIER_FACTOR * expected)
         return self._replace(plain=self.plain.fold(seconds, 1.0, TIMES_MEMORY), since_plain=0)
@@ -316,24 +315,24 @@ class ForwardTimes(NamedTuple):
         draft_seconds: float,
         rows: int,
         seconds: float,
-        believed: float,
-        believed_draft_forward: float,
+        initial: float,
+        initial_draft_forward: float,
     ) -> ForwardTimes:
         """Returns the times after a draft of so many forwards and the target's forward over it.
 
         ``draft_seconds`` are the seconds of the whole draft, and ``seconds`` those of the target's
-        forward of ``rows`` rows. ``believed`` are the seconds that this forward was believed to
-        take, and ``believed_draft_forward`` those of one forward of the draft. Even the first
+        forward of ``rows`` rows. ``initial`` are the initial seconds of this forward, and
+        ``initial_draft_forward`` those of one forward of the draft. Even the first
         drafts count as at most ``FORWARD_OUTLIER_FACTOR`` times the expected seconds, because a
         busy machine may have slowed them down.
         """
-        expected_draft_forward = believed_draft_forward
+        expected_draft_forward = initial_draft_forward
         if self.draft_forward.weight >= MIN_FORWARDS_FOR_OUTLIERS:
             expected_draft_forward = self.draft_forward.mean
         expected = draft_forwards * expected_draft_forward
         draft_seconds = min(draft_seconds, FORWARD_OUTLIER_FACTOR * expected)
         if self.weight >= MIN_FORWARDS_FOR_OUTLIERS:
-            seconds = min(seconds, FORWARD_OUTLIER_FACTOR * self.slowdown * believed)
+            seconds = min(seconds, FORWARD_OUTLIER_FACTOR * self.slowdown * initial)
         extra_rows = rows - 1
         memory = TIMES_MEMORY
         return self._replace(
@@ -343,29 +342,29 @@ class ForwardTimes(NamedTuple):
             square_rows=memory * self.square_rows + extra_rows * extra_rows,
             seconds=memory * self.seconds + seconds,
             rows_seconds=memory * self.rows_seconds + extra_rows * seconds,
-            believed=memory * self.believed + believed,
-            rows_believed=memory * self.rows_believed + extra_rows * believed,
+            initial=memory * self.initial + initial,
+            rows_initial=memory * self.rows_initial + extra_rows * initial,
             since_plain=self.since_plain + 1,
         )
 
     @property
     def slowdown(self) -> float:
-        """The ratio of measured to believed seconds of forwards of several rows."""
-        return self.seconds / self.believed
+        """The ratio of measured to initial seconds of forwards of several rows."""
+        return self.seconds / self.initial
 
-    def plain_slowdown(self, believed: float) -> float:
-        """Returns measured over believed seconds of a forward of one row.
+    def plain_slowdown(self, initial: float) -> float:
+        """Returns measured over initial seconds of a forward of one row.
 
-        ``believed`` are the believed seconds of such a forward. Until one has run, this is the
+        ``initial`` are the initial seconds of such a forward. Until one has run, this is the
         ratio of forwards of more rows, and before any forward it is 1.
         """
         if self.plain.weight:
-            return self.plain.mean / believed
+            return self.plain.mean / initial
         return self.slowdown if self.weight else 1.0
 
     def line(self, scale: float) -> tuple[float, float]:
         """Returns (a, b): a forward of n > 1 rows takes ``a + b (n - 1)`` seconds more than
-        ``scale`` times its believed seconds.
+        ``scale`` times its initial seconds.
 
         ``scale`` is the :meth:`plain_slowdown`. If forwards of more rows are slowed down as much as
         those of one row, the line is 0.
@@ -373,9 +372,9 @@ class ForwardTimes(NamedTuple):
         if not self.weight:
             return 0.0, 0.0
         # A least-squares line is fitted to the seconds of each forward beyond ``scale`` times the
-        # believed ones.
-        extra_seconds = self.seconds - scale * self.believed
-        rows_extra_seconds = self.rows_seconds - scale * self.rows_believed
+        # initial ones.
+        extra_seconds = self.seconds - scale * self.initial
+        rows_extra_seconds = self.rows_seconds - scale * self.rows_initial
         spread = self.square_rows - self.rows**2 / self.weight
         slope = (rows_extra_seconds - self.rows * extra_seconds / self.weight) / (
             spread + SLOPE_PRIOR_WEIGHT

@@ -239,7 +239,7 @@ class Scores:
     draft_start: int | None = field(default=None, kw_only=True)
     """How many tokens the answer had when this draft began. That is fewer than ``answer_length`` if
     tokens of this draft have been committed since. None means ``answer_length``."""
-    likeliest: Sequence[Callable[[], TopTokens] | None] = field(
+    top_readers: Sequence[Callable[[], TopTokens] | None] = field(
         default=(), kw_only=True, compare=False, repr=False
     )
     """For each row a function that returns its likeliest tokens, or None where the forward did not
@@ -300,7 +300,7 @@ class Scores:
 
     def _has_token(self, node: int) -> bool:
         """Returns whether the forward computed the likeliest token after ``node``."""
-        return node + 1 < len(self.likeliest) and self.likeliest[node + 1] is not None
+        return node + 1 < len(self.top_readers) and self.top_readers[node + 1] is not None
 
     def _computed_token(self, node: int) -> int | None:
         """Returns the forward's likeliest token after ``node``; NO_TOKEN where a logit is NaN.
@@ -315,9 +315,9 @@ class Scores:
 
         Returns None if the forward computed none, or if the rules may choose others.
         """
-        if not self.rules.is_plain or node + 1 >= len(self.likeliest):
+        if not self.rules.is_plain or node + 1 >= len(self.top_readers):
             return None
-        read_top = self.likeliest[node + 1]
+        read_top = self.top_readers[node + 1]
         return None if read_top is None else read_top()
 
     def _path_tokens(self, node: int) -> list[int]:

@@ -9,10 +9,10 @@ of the prompt is in them. The recipe's shape decides how a draft grows. It is wr
 generator (``Growing``): it yields the tree so far, is sent the draft's scores of that tree, and
 returns the finished tree.
 
-The engine calls a drafter in this order: ``encode`` before the target's vision tower runs,
-``prefill`` before the target's prefill, and ``ready`` after that prefill. ``ready`` returns the
-seconds that the target waited for the draft's own prefill. Then ``propose`` and ``commit`` follow
-in every round.
+The engine calls a drafter in this order. Of its ``parallel_work`` it calls ``encode`` before the
+target's vision tower runs, and ``prefill`` before the target's prefill. After that prefill it calls
+``read_prompts``, which returns the seconds that the target waited for the draft's own prefill. Then
+``propose`` and ``commit`` follow in every round.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ class TextDrafter(Drafter):
     def __init__(self, setup: Setup) -> None:
         self._texts: list[list[int]] = []
 
-    def ready(self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None) -> float:
+    def read_prompts(
+        self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None
+    ) -> float:
         self._texts = [prefill.prompt.full_ids.tolist() for prefill in prefills]
         return 0.0
 
@@ -475,7 +477,7 @@ class ModelDrafter(SessionDrafter, ParallelWork):
 
     def prefill(self, prompts: Sequence[Prompt]) -> None:
         """Stops recording the target's vision tower, which has run, and begins to make captions if
-        the view reads them. The draft's own prefill is in ``ready``."""
+        the view reads them. The draft's own prefill is in ``read_prompts``."""
         self._remove_vision_hook()
         self._captioning = Captioning(self._setup, self._inputs)
 
@@ -504,7 +506,9 @@ class ModelDrafter(SessionDrafter, ParallelWork):
             self._vision_hook.remove()
             self._vision_hook = None
 
-    def ready(self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None) -> float:
+    def read_prompts(
+        self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None
+    ) -> float:
         if earlier is not None:
             return self._read_new_media(prefills, earlier)
         views = views_to_read(self._setup.view)
@@ -613,16 +617,18 @@ class SelfDrafter(SessionDrafter):
         session = Session(model, setup.rules, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._view, self._key_updates = setup.view, setup.view.key_updates
-        # By request, how many rows the draft's cache had when ``ready`` filled it. A slide of the
-        # request's window (see ``KeyUpdates.sinks``) brings the cache back to so many rows, as long
-        # as rows of the prompt can be dropped. Requests whose whole prompt the view keeps have no
-        # window, and are not in here.
+        # By request, how many rows the draft's cache had when ``read_prompts`` filled it. A slide
+        # of the request's window (see ``KeyUpdates.sinks``) brings the cache back to so many rows,
+        # as long as rows of the prompt can be dropped. Requests whose whole prompt the view keeps
+        # have no window, and are not in here.
         self._window_rows: dict[int, int] = {}
         # The target's prefill and the current pruned prompt of requests whose view is refreshed.
         self._refreshed_views: dict[int, tuple[Prefill, Prompt]] = {}
         self._rounds: dict[int, int] = {}  # of each of those requests since its first draft
 
-    def ready(self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None) -> float:
+    def read_prompts(
+        self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None
+    ) -> float:
         """Copies the target's keys of the rows that the view chooses.
 
         In a later turn with new media the view chooses again, among the media of all turns.
@@ -726,7 +732,9 @@ class HeadDrafter(SessionDrafter):
         )
         super().__init__(self._head_session, setup.shape)
 
-    def ready(self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None) -> float:
+    def read_prompts(
+        self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None
+    ) -> float:
         """Reads the hidden states that the target's cache still has of the rows that the view
         chooses.
 

@@ -72,9 +72,11 @@ class Fallback(Drafter, Learner, ParallelWork):
     def prefill(self, prompts: Sequence[Prompt]) -> None:
         self._try(lambda: self._drafter.parallel_work.prefill(prompts))
 
-    def ready(self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None) -> float:
+    def read_prompts(
+        self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None
+    ) -> float:
         self._undelivered = {}
-        return self._try(lambda: self._drafter.ready(prefills, earlier)) or 0.0
+        return self._try(lambda: self._drafter.read_prompts(prefills, earlier)) or 0.0
 
     def start_turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         self._undelivered = {}

@@ -253,8 +253,8 @@ class RequestBatch:
             pairs = zip(self.prompts, self._rows_known_to_draft, strict=True)
             prefixes = [SharedPrefix.of(prompt, rows) for prompt, rows in pairs]
             earlier_turns = EarlierTurns(prefixes, self._draft_rules)
-        # ``ready`` returns the seconds that the target waited for the draft's prefill.
-        draft_prefill_wait = drafter.ready(prefills, earlier_turns)
+        # ``read_prompts`` returns the seconds that the target waited for the draft's prefill.
+        draft_prefill_wait = drafter.read_prompts(prefills, earlier_turns)
         spent["draft_prefill"] = draft_prefill_wait
         self._rows_known_to_draft = [sys.maxsize] * len(self.prompts)
         seconds = self._draft_seconds()

@@ -120,8 +120,8 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
         # The parts of layers that have a recurrent state, by the layer's number. The "window" of a
         # state has the last inputs of a convolution, and its "memory" has all other numbers.
         mixers = recurrent.mixers_of(layers, text)
-        conv_state_numbers = sum(mixer.window_numbers for mixer in mixers.values())
-        fp32_state_numbers = sum(mixer.memory_numbers for mixer in mixers.values())
+        conv_state_numbers = sum(mixer.conv_state_numbers for mixer in mixers.values())
+        fp32_state_numbers = sum(mixer.fp32_state_numbers for mixer in mixers.values())
         key_layers = [n for n in range(text.num_hidden_layers) if n not in mixers]
         windows = windowed_attention.windows_of(text, key_layers)
         key_windows = tuple(window for window in windows if window is not None)

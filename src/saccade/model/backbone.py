@@ -655,8 +655,8 @@ class Backbone:
         mixers = self.mixers.values()
         # A state has the last inputs of a convolution (its window), and in Gated DeltaNet also a
         # memory, which is in fp32.
-        convolution_bytes = sum(mixer.window_numbers for mixer in mixers) * self.dtype.itemsize
-        memory_bytes = sum(mixer.memory_numbers for mixer in mixers) * torch.float32.itemsize
+        convolution_bytes = sum(mixer.conv_state_numbers for mixer in mixers) * self.dtype.itemsize
+        memory_bytes = sum(mixer.fp32_state_numbers for mixer in mixers) * torch.float32.itemsize
         return (convolution_bytes + memory_bytes) * recurrent.STATES_PER_REQUEST
 
     def new_cache(self, capacity: int, forward_rows: int | None = None) -> Cache:

@@ -60,7 +60,7 @@ class BatchInvariantSession(Session):
 
     def _forward(self, rows: Rows) -> RowLogits:
         segments, ids, positions, logit_rows = rows
-        logits, likeliest = [], []
+        logits, top_readers = [], []
         for segment in segments:
             if segment.recent_mask is not None:
                 raise MethodError(NEEDS_CHAINS)
@@ -79,8 +79,8 @@ class BatchInvariantSession(Session):
                 chunk = Rows([part], ids[start:stop], positions[start:stop], chunk_logit_rows)
                 chunk_logits = self._logits_of_chunk(chunk)
                 logits.append(chunk_logits.logits)
-                likeliest += chunk_logits.likeliest
-        return RowLogits(torch.cat(logits), likeliest)
+                top_readers += chunk_logits.top_readers
+        return RowLogits(torch.cat(logits), top_readers)
 
     def _logits_of_chunk(self, rows: Rows) -> RowLogits:
         """Returns the logits of ``rows.logit_rows``, the last of at most ``ROWS`` rows of one

@@ -97,7 +97,7 @@ class RowLogits(NamedTuple):
     """The logits of the rows that need them, and the likeliest tokens of each."""
 
     logits: Float[Tensor, "logit_rows vocab"]
-    likeliest: list[ReadTop | None]
+    top_readers: list[ReadTop | None]
     """For each row a function that reads its likeliest tokens, or None if an ordinary forward has
     computed the row. In the logits of captured forwards, ids that the session may not choose
     (``Vocabulary``) are -inf already."""
@@ -109,7 +109,7 @@ class RowLogits(NamedTuple):
 
     def part(self, start: int, stop: int) -> RowLogits:
         """Returns the rows from ``start`` to ``stop``."""
-        return RowLogits(self.logits[start:stop], self.likeliest[start:stop])
+        return RowLogits(self.logits[start:stop], self.top_readers[start:stop])
 
 
 @dataclass(frozen=True)

@@ -709,12 +709,12 @@ class Mixer(ABC):
         return State(torch.zeros(self.past, self.conv.in_channels, dtype=dtype, device=device))
 
     @property
-    def window_numbers(self) -> int:
+    def conv_state_numbers(self) -> int:
         """How many numbers the window of a state has."""
         return self.past * self.conv.in_channels
 
     @property
-    def memory_numbers(self) -> int:
+    def fp32_state_numbers(self) -> int:
         """How many numbers the memory of a state has, in fp32."""
         return 0
 
@@ -915,7 +915,7 @@ class GatedDelta(Mixer):
         return replace(state, memory=memory)
 
     @property
-    def memory_numbers(self) -> int:
+    def fp32_state_numbers(self) -> int:
         return int(self.module.num_v_heads * self.module.head_k_dim * self.module.head_v_dim)
 
     def project(

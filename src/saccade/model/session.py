@@ -65,14 +65,14 @@ class RequestState:
     root_logits: Tensor | None = None  # at the end of the text; None while tokens are pending
     # A function without arguments that returns the two likeliest tokens at the end of the text and
     # their probabilities. None unless a captured forward (a replayed CUDA graph) computes them.
-    root_likeliest: ReadTop | None = None
+    root_top_reader: ReadTop | None = None
     source: Cache | None = None  # of a fork: the cache it copies the keys of committed text from
     prompt_rows: tuple[int, int] = (0, 0)  # the prompt's number of rows here, and in the source
     copied_tokens: int = 0  # how many tokens of the text have keys that were copied from the source
     tree: Tree = Tree()  # the tree scored last; its keys follow the committed ones in the cache
     node_logits: list[Tensor] = field(default_factory=list)  # after each node of the tree
-    # For each node of the tree, what ``root_likeliest`` is for the end of the text.
-    node_likeliest: list[ReadTop | None] = field(default_factory=list)
+    # For each node of the tree, what ``root_top_reader`` is for the end of the text.
+    node_top_readers: list[ReadTop | None] = field(default_factory=list)
     reused_rows: int = 0  # how many rows of the prompt have keys that an earlier request computed
     noise_number: int = 0  # its number among the requests of its call, which selects its noise
     # The rows committed last, if their attention may be asked for (``follow_rows``).
@@ -575,7 +575,7 @@ class Session:
             request = self.requests[number]
             old_nodes = trees_.count_shared_nodes(request.tree, tree)
             del request.node_logits[old_nodes:]
-            del request.node_likeliest[old_nodes:]
+            del request.node_top_readers[old_nodes:]
             nodes = tree.tokens[old_nodes:]
             start = len(forward.ids)
             pending_count = len(request.pending)
@@ -616,11 +616,11 @@ class Session:
         """Returns the scores of trees, from the logits of the rows that were added for them."""
         # Only a captured forward computes the likeliest tokens. It has also given banned ids the
         # logit -inf already.
-        is_captured = None not in rows.likeliest
+        is_captured = None not in rows.top_readers
         new_logits = list(
             rows.logits[:, : self._vocab] if is_captured else self._keep_draftable_ids(rows.logits)
         )
-        new_likeliest = [*rows.likeliest]
+        new_top_readers = [*rows.top_readers]
         scores = {}
         for number, tree in trees.items():
             request = self.requests[number]
@@ -628,12 +628,12 @@ class Session:
                 request.cache.advance(len(request.pending))
                 request.pending = []
                 request.root_logits = new_logits.pop(0)
-                request.root_likeliest = new_likeliest.pop(0)
+                request.root_top_reader = new_top_readers.pop(0)
             new_nodes = len(tree) - len(request.node_logits)
             request.node_logits += new_logits[:new_nodes]
-            request.node_likeliest += new_likeliest[:new_nodes]
+            request.node_top_readers += new_top_readers[:new_nodes]
             del new_logits[:new_nodes]
-            del new_likeliest[:new_nodes]
+            del new_top_readers[:new_nodes]
             request.tree = tree
             assert request.root_logits is not None
             scores[number] = Scores(
@@ -643,7 +643,7 @@ class Session:
                 request.context,
                 request.answer_length,
                 request.noise_number,
-                likeliest=[request.root_likeliest, *request.node_likeliest],
+                top_readers=[request.root_top_reader, *request.node_top_readers],
             )
         return scores
 
@@ -658,7 +658,7 @@ class Session:
             request.cache.commit_path(path)
             if path:
                 request.root_logits = request.node_logits[path[-1]]
-                request.root_likeliest = request.node_likeliest[path[-1]]
+                request.root_top_reader = request.node_top_readers[path[-1]]
             if request.recent_rows is not None:
                 committed_rows = request.prompt_rows[0] + request.text_length
                 for depth, node in enumerate(path):
@@ -674,7 +674,7 @@ class Session:
                 dropped_nodes = len(path)
             request.tree = trees_.chain_without_first(request.tree, dropped_nodes)
             request.node_logits = request.node_logits[dropped_nodes:]
-            request.node_likeliest = request.node_likeliest[dropped_nodes:]
+            request.node_top_readers = request.node_top_readers[dropped_nodes:]
             request.node_queries = request.node_queries[dropped_nodes:]
             request.context += new
             request.text_length += len(new)

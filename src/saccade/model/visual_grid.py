@@ -21,7 +21,7 @@ from torch import Tensor
 from saccade.core.prompt import Inputs
 
 Cells = Int[Tensor, "row 4"]
-FINE_ROW_MULTIPLE = 10
+FINE_LINE_MULTIPLE = 10
 """A picture's finer grid (:func:`image_cells`) begins at an h that is a multiple of this.
 
 Views group cells by dividing h and w, by 2 (pooling) or by 5 (the crops of HIPPO). This is a
@@ -178,7 +178,7 @@ def image_cells(is_newline: Bool[Tensor, " run"], layout: PictureLayout) -> list
             finer = grid_cells(medium=0, size=(1, line_count, width), start=1).view(
                 line_count, width, 4
             )
-            first_fine_line = math.ceil(layout.image_side / FINE_ROW_MULTIPLE) * FINE_ROW_MULTIPLE
+            first_fine_line = math.ceil(layout.image_side / FINE_LINE_MULTIPLE) * FINE_LINE_MULTIPLE
             finer[..., 2] += first_fine_line
             cells[square_size:].view(line_count, width + 1, 4)[:, :width] = finer
         pictures.append(cells)

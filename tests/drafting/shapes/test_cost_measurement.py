@@ -381,7 +381,7 @@ def test_what_is_used_often_is_timed_at_every_point(tmp_path, monkeypatch):
     timed(monkeypatch, lambda keys, rows: 2.0 if rows <= 12 else 3.0)
     first = cost_measurement.measure_costs(model, model, context=128)
     assert first.rows == (1, 8, 26) and first.verify(12) > 2.0
-    for _ in range(cost_measurement.ANSWERS_BEFORE_ALL_POINTS - 2):
+    for _ in range(cost_measurement.ANSWERS_BEFORE_ALL_ROW_COUNTS - 2):
         monkeypatch.setattr(cost_measurement, "_IN_USE", {})
         assert cost_measurement.measure_costs(model, model, context=128) == first
     assert cost_measurement.measure_costs(model, model, context=128) == first  # the last of them

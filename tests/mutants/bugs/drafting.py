@@ -324,8 +324,8 @@ BUGS = (
     PlantedBug(
         "costs: a pair that is used often is still measured at a few points only",
         "drafting/shapes/cost_measurement.py",
-        find="$stored['used'] >= ANSWERS_BEFORE_ALL_POINTS",
-        plant="$stored['used'] > ANSWERS_BEFORE_ALL_POINTS",
+        find="$stored['used'] >= ANSWERS_BEFORE_ALL_ROW_COUNTS",
+        plant="$stored['used'] > ANSWERS_BEFORE_ALL_ROW_COUNTS",
         tests=(
             "drafting/shapes/test_cost_measurement.py::"
             "test_what_is_used_often_is_timed_at_every_point",

@@ -197,7 +197,9 @@ class WorkerDrafter(Drafter, ParallelWork):
         self._captioning = Captioning(self._setup, self._inputs)
         self._inputs = {}
 
-    def ready(self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None) -> float:
+    def read_prompts(
+        self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None
+    ) -> float:
         assert self._captioning is not None, "prefill comes first"
         texts = self._captioning.texts()
         self._begin_sharing_threads()

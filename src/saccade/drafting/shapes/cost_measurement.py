@@ -42,7 +42,7 @@ MAX_REPEATS = 10  # Every forward is timed at most this many times.
 # A forward of many rows takes about this many times as long as a forward of one row.
 MANY_ROWS_FACTOR = 1.5
 MANY_REQUESTS = 8  # Requests in the forward that shows what one more request costs.
-ANSWERS_BEFORE_ALL_POINTS = 8  # After this many answers all row counts are worth their time.
+ANSWERS_BEFORE_ALL_ROW_COUNTS = 8  # After this many answers all row counts are worth their time.
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.05)  # Shares of a prompt that a draft may read.
 MAX_STEP_SLOWDOWN = 1.1  # A draft's step may take this many times as long as its quickest one.
 MAX_PREFILL_SHARE = 0.1  # The draft's prefill may take this share of the target's.
@@ -84,9 +84,9 @@ def measure_costs(
     They are measured once per machine, pair and context, and stored. They are measured again if the
     machine was busier then than it is now. ``phase`` is called with "costs" before anything is
     measured. A slow model is timed at few numbers of rows at first, and at all of them by the first
-    process after ``ANSWERS_BEFORE_ALL_POINTS`` answers. Costs that were measured or loaded never
-    change within a process, so a seed always gives the same answer. Estimated costs change at most
-    once, when a call without ``answer_tokens`` measures or loads them.
+    process after ``ANSWERS_BEFORE_ALL_ROW_COUNTS`` answers. Costs that were measured or loaded
+    never change within a process, so a seed always gives the same answer. Estimated costs change at
+    most once, when a call without ``answer_tokens`` measures or loads them.
 
     ``answer_tokens`` is the length of the answer that waits for these costs. Nothing is measured
     if that would take longer than both ``UNNOTICED_SECONDS`` and ``MAX_MEASURING_SHARE`` of the
@@ -136,7 +136,7 @@ def _load_or_measure(
         return stored
     phase("costs")
     answers = 0 if stored is None else stored.get("used", 0)
-    all_row_counts = answers >= ANSWERS_BEFORE_ALL_POINTS
+    all_row_counts = answers >= ANSWERS_BEFORE_ALL_ROW_COUNTS
     measurements = _measure(target, draft, context, all_row_counts=all_row_counts)
     measured = {**measurements, "used": answers}
     _IN_USE[key] = measured
@@ -202,12 +202,12 @@ def _count_answer(
 ) -> None:
     """Counts one more answer that used these costs.
 
-    It counts up to ``ANSWERS_BEFORE_ALL_POINTS``, since more answers than that change nothing.
+    It counts up to ``ANSWERS_BEFORE_ALL_ROW_COUNTS``, since more answers than that change nothing.
     """
     key = _key(target, draft, context)
     stored = _MEASUREMENTS.load(key) or measured  # Another process may have measured since.
     answers = stored.get("used", 0)
-    if answers < ANSWERS_BEFORE_ALL_POINTS:
+    if answers < ANSWERS_BEFORE_ALL_ROW_COUNTS:
         _MEASUREMENTS.save(key, {**stored, "used": answers + 1})
 
 
@@ -293,7 +293,7 @@ def _is_still_valid(stored: Mapping[str, Any], target: Backbone, draft: Backbone
     """
     if not _is_complete(stored):
         return False
-    if stored["used"] >= ANSWERS_BEFORE_ALL_POINTS and len(stored["rows"]) < len(ROW_COUNTS):
+    if stored["used"] >= ANSWERS_BEFORE_ALL_ROW_COUNTS and len(stored["rows"]) < len(ROW_COUNTS):
         return False
     new_probes = [_time_forwards(model, [(PROBE_KEYS, 1)])[0] for model in (target, draft)]
     pairs = zip(new_probes, stored["probe"], strict=True)

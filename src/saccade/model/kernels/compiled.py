@@ -49,7 +49,7 @@ PRODUCT_ARGUMENTS = struct.Struct("4P6n")  # The layout of `product` in kernels.
 CODED_ARGUMENTS = struct.Struct("4P8n")  # The layout of `coded_product` in kernels.c.
 # A panel of a weight of few bits has this many outputs. kernels.c calls this OUTPUTS_PER_UNIT. The
 # OUTPUTS_PER_PANEL of kernels.c is for panels of fp32 weights (:class:`Panels`), and may differ.
-OUTPUTS_PER_PANEL = 32
+OUTPUTS_PER_CODED_PANEL = 32
 CODE_BLOCK = 32  # Inputs of a rounded weight that share a scale.
 TILE_ROWS = 16  # Outputs of a tile of weights.
 TILE_INPUTS = 32  # Inputs of a tile of weights in bf16.

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from saccade.core.errors import OptionError, suggest
 from saccade.model.kernels import compiled
-from saccade.model.kernels.compiled import CODE_BLOCK, OUTPUTS_PER_PANEL
+from saccade.model.kernels.compiled import CODE_BLOCK, OUTPUTS_PER_CODED_PANEL
 
 ROWS_AT_ONCE = 4096  # Rows of a weight that are rounded at once, which bounds the memory for it.
 TORCH_OUTPUTS = 64  # Torch's 4-bit product takes multiples of so many outputs.
@@ -158,9 +158,9 @@ def _round(weight: Float[Tensor, "out into"], rounding: Rounding) -> tuple[Tenso
 class CodedPanels(NamedTuple):
     """A rounded weight in the layout that :func:`compiled.multiply_coded` reads.
 
-    A panel has ``OUTPUTS_PER_PANEL`` outputs, and a block has ``CODE_BLOCK`` inputs of each. The
-    bytes of a block are the scales of the outputs in fp16, and then the codes: four inputs of the
-    first output, the same four of the second, and so on, then the next four inputs of each.
+    A panel has ``OUTPUTS_PER_CODED_PANEL`` outputs, and a block has ``CODE_BLOCK`` inputs of each.
+    The bytes of a block are the scales of the outputs in fp16, and then the codes: four inputs of
+    the first output, the same four of the second, and so on, then the next four inputs of each.
     """
 
     numbers: UInt8[Tensor, "panel block byte"]
@@ -178,7 +178,7 @@ class CodedPanels(NamedTuple):
         """
         codes = Codes.of(weight, rounding)
         parts = 2 if gated else 1
-        outputs_per_part = OUTPUTS_PER_PANEL // parts
+        outputs_per_part = OUTPUTS_PER_CODED_PANEL // parts
         panels = [
             torch.cat([_in_panels(part, outputs_per_part) for part in numbers.chunk(parts)], 1)
             for numbers in (codes.codes, codes.scales)
@@ -188,7 +188,7 @@ class CodedPanels(NamedTuple):
         blocks = scales.shape[2]
         # From [panel, output, block, quad, input of the quad] to [panel, block, quad, output, input
         # of the quad].
-        quads = code_panels.view(count, OUTPUTS_PER_PANEL, blocks, CODE_BLOCK // 4, 4)
+        quads = code_panels.view(count, OUTPUTS_PER_CODED_PANEL, blocks, CODE_BLOCK // 4, 4)
         quads = quads.permute(0, 2, 3, 1, 4)
         if rounding.bits == 4:
             # A byte has a code of the block's first half of inputs in its low bits, and one of the
