@@ -45,7 +45,7 @@ def _shorten(commands: list[str]) -> list[str]:
 def _documented_options() -> Iterator[tuple[str, str, str, str]]:
     """Yields (command, section of its help, option as it is written, what it does)."""
     section_by_parameter = {name: title for title, names in SECTIONS.items() for name in names}
-    for command, context in _all_commands(typer.main.get_command(app), None, ()):
+    for command, context in _all_commands(typer.main.get_command(app), parent=None, names=()):
         for parameter in context.command.params:
             record = parameter.get_help_record(context)
             if record is None or parameter.name == "help":

@@ -154,7 +154,7 @@ def method_ratio(
 
     def measure(timed: InterleavedRuns) -> MeasuredRatio:
         if {method, over} - {*timed.methods()}:
-            return MeasuredRatio(None, detail={"errors": dict(timed.errors)})
+            return MeasuredRatio(value=None, detail={"errors": dict(timed.errors)})
         return _median_ratio(speedups_by_clip(timed, method, over, seconds))
 
     return measure
@@ -170,7 +170,7 @@ def best_method_ratio(
 
     def measure(timed: InterleavedRuns) -> MeasuredRatio:
         if over not in timed.methods():
-            return MeasuredRatio(None, detail={"errors": dict(timed.errors)})
+            return MeasuredRatio(value=None, detail={"errors": dict(timed.errors)})
         best = best_method(timed, over, seconds)
         speedup_by_method = {
             name: median(speedups_by_clip(timed, name, over, seconds))

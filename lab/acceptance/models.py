@@ -75,7 +75,7 @@ class Models:
     def target_config(self) -> Any:
         """Returns the config of the large pair's target."""
         if self.small:
-            return small_config(True)
+            return small_config(tiny=True)
         return CONFIGS[SHAPE]()
 
     def draft_config(self) -> Any:
@@ -84,7 +84,7 @@ class Models:
         Its vision tower is cut to one layer.
         """
         if self.small:
-            config = small_config(True)
+            config = small_config(tiny=True)
             config.text_config.num_hidden_layers = 1
             config.text_config.layer_types = config.text_config.layer_types[:1]
             return config

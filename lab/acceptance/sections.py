@@ -248,7 +248,7 @@ class Acceptance:
         """
         with count_graphs() as graphs:
             capture_clock = Clock(self.device)
-            _score_chain(captured, context, rows, 0)
+            _score_chain(captured, context, rows, turn=0)
             capture_new_sizes()
             first_ms = capture_clock.elapsed() * 1e3
             # The largest of each over all turns: the difference of captured and ordinary logits,
@@ -273,7 +273,7 @@ class Acceptance:
             self.report.check(graphs["replays"] > 0, f"{what}: no captured step ran")
         times = {
             kind: self._median_seconds(
-                lambda session=session: _score_chain(session, context, rows, 5)
+                lambda session=session: _score_chain(session, context, rows, turn=5)
             )
             for kind, session in (("captured", captured), ("ordinary", ordinary))
         }
@@ -309,10 +309,10 @@ class Acceptance:
                 _captured_and_ordinary_sessions(model, context, 64),
                 strict=True,
             ):
-                _score_chain(session, context, 1, 0)
+                _score_chain(session, context, rows=1, turn=0)
                 capture_new_sizes()
                 with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
-                    _score_chain(session, context, 1, 1)
+                    _score_chain(session, context, rows=1, turn=1)
                 self.report.note(model=name, kind=kind, **_profile_facts(profiled))
 
     def check_costs(self) -> None:
@@ -465,8 +465,11 @@ class Acceptance:
         """Returns the tokens a second of transformers' ``generate`` on the same weights."""
         options: dict[str, Any] = {"max_new_tokens": self.sizes.long_tokens, "do_sample": False}
         options |= {"eos_token_id": None, **settings}
-        loaded = Loaded("random", target, None)
-        runs = [hf(loaded, None, prompt, options) for _ in range(2 if settings else 1)]
+        loaded = Loaded("random", target, processor=None)
+        runs = [
+            hf(loaded, draft=None, inputs=prompt, settings=options)
+            for _ in range(2 if settings else 1)
+        ]
         speed = runs[-1].decoded_tokens / runs[-1].decode_seconds
         self.report.note(
             context=context,
@@ -559,7 +562,9 @@ class Acceptance:
 
     def _generate(self, target: Backbone, prompt: Inputs) -> tuple[int, ...]:
         options = {"max_new_tokens": self.sizes.tokens, "do_sample": False}
-        return hf(Loaded("random", target, None), None, prompt, options).ids
+        return hf(
+            Loaded("random", target, processor=None), draft=None, inputs=prompt, settings=options
+        ).ids
 
     def _decode(
         self,
@@ -676,7 +681,8 @@ def _captured_and_ordinary_sessions(
     ``kinds`` says for each whether it uses CUDA graphs; by default the first alone does.
     """
     sessions = [
-        cost_measurement.filled_session(model, context, 1, room, cuda_graphs=kind) for kind in kinds
+        cost_measurement.filled_session(model, context, requests=1, room=room, cuda_graphs=kind)
+        for kind in kinds
     ]
     first, second = (session.requests[0].cache for session in sessions)
     for mine, theirs in zip(

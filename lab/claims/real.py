@@ -72,7 +72,7 @@ def _of_sets(results: StoredResults, chosen: str, what: str, keep: float) -> dic
 
 
 def judge_long_tail(results: StoredResults) -> Finding:
-    masses = [*_of_sets(results, "oracle, shared by all heads", "mass", 0.1).values()]
+    masses = [*_of_sets(results, "oracle, shared by all heads", "mass", keep=0.1).values()]
     suites = json_suites(results, results.self_draft_file, specvlm.MASS, len(masses), (), DOCUMENTS)
     comparison = alone("the top tenth", DOCUMENTS, specvlm.MASS, masses)
     return judge_by_rule(suites, specvlm.MASS, printed(0.5, compared_by="value"), [comparison])

@@ -54,7 +54,7 @@ def judge_agreement(results: StoredResults) -> Finding:
     (lines,) = data["panels"].values()  # The figure has one panel.
     suites = results.figure_suites("std-agreement", AGREEMENT, [CLIPS])
     comparisons = [
-        of_intervals(f"K {keys}", CLIPS, AGREEMENT, line, 0.0, suites.items)
+        of_intervals(f"K {keys}", CLIPS, AGREEMENT, line, other=0.0, items=suites.items)
         for keys, line in zip(data["at"], lines["std"], strict=True)
     ]
     # The paper's 95 % are for one K that it does not name, so no run here can test them.
@@ -167,7 +167,7 @@ def judge_speedup(results: StoredResults) -> Finding:
     turns = len(data["turns"]["std"])
     # One batch is decoded in several turns, so the items of this comparison are turns, not clips.
     suites = results.figure_suites("std-batch", BATCH_SPEED, [CLIPS])
-    comparison = of_intervals("std", CLIPS, BATCH_SPEED, speed, 1.0, turns)
+    comparison = of_intervals("std", CLIPS, BATCH_SPEED, speed, other=1.0, items=turns)
     return judge_by_rule(suites, BATCH_SPEED, printed(1.59), [comparison])
 
 

@@ -113,7 +113,7 @@ def flips(
     from saccade.inputs import ask
 
     loaded = options.loaded()
-    (chosen,) = named_suites(suite, None)
+    (chosen,) = named_suites(suite, data=None)
     counts = [
         count_flips(
             loaded.backbone,
@@ -158,7 +158,7 @@ def pool(
     from saccade.bench.figures import save_figure
     from saccade.bench.terminal_output import make_table
 
-    (chosen,) = named_suites(suite, None)
+    (chosen,) = named_suites(suite, data=None)
     models = options.models(quiet=as_json)
     drafting = None if models.draft is None else models.draft.backbone
     with status("serving", quiet=as_json):

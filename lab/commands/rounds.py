@@ -79,7 +79,7 @@ def cost(
     }
     # No token ends a text, so that all answers have the same length.
     settings = {"max_new_tokens": max_new_tokens, "eos_token_id": -1}
-    _profile_suite(options, recipes, suite, 1, settings, as_json)
+    _profile_suite(options, recipes, suite, limit=1, settings=settings, as_json=as_json)
 
 
 def _recipes(methods: str) -> dict[str, Recipe]:
@@ -115,7 +115,7 @@ def _profile_suite(
     from saccade.inputs import ask
 
     models = options.models(quiet=as_json)
-    (chosen,) = named_suites(suite, None)
+    (chosen,) = named_suites(suite, data=None)
     items = islice(chosen.items(), limit)
     longest = {"max_new_tokens": chosen.setting.max_new_tokens, "do_sample": False}
     with status("profiling", quiet=as_json) as on_progress:

@@ -153,7 +153,9 @@ def measure_steps(
     """Times forwards over a filled cache with and without CUDA graphs and compares their logits."""
     shape = footprint(model.model.config)
     measured = []
-    session = cost_measurement.filled_session(model, context, 1, 4 * max(rows), cuda_graphs=True)
+    session = cost_measurement.filled_session(
+        model, context, requests=1, room=4 * max(rows), cuda_graphs=True
+    )
     graphs = session.cuda_graphs
     floor_seconds = bandwidth_floor(shape, context, bandwidth, model.dtype.itemsize)
     for count in rows:
@@ -238,7 +240,12 @@ def measure_answers(
                 raise RuntimeError(f"{name} stopped drafting: {result.fallback_reason}")
             if turn:
                 speeds[name].append((len(result.ids) - 1) / result.timings.decode)
-        peer = hf(Loaded("random", target, None), None, prompt, {**settings, "eos_token_id": None})
+        peer = hf(
+            Loaded("random", target, processor=None),
+            draft=None,
+            inputs=prompt,
+            settings={**settings, "eos_token_id": None},
+        )
         if turn:
             speeds["hf"].append(peer.decoded_tokens / peer.decode_seconds)
     medians = {name: median(own) for name, own in speeds.items()}

@@ -51,7 +51,7 @@ def measure_step_variants(
     if model.few_row_kernels is not None:
         kinds = {"kernels": model, **kinds}
     for count in rows:
-        ordinary, _ = _measure_step(model, context, count, 1, cuda_graphs=False)
+        ordinary, _ = _measure_step(model, context, count, repeat=1, cuda_graphs=False)
         largest = float(ordinary.abs().max())
         for name, each in kinds.items():
             logits, seconds = _measure_step(each, context, count, repeat, cuda_graphs=True)
@@ -67,7 +67,7 @@ def _measure_step(
     With ``cuda_graphs`` the step is captured before it is timed.
     """
     session = cost_measurement.filled_session(
-        model, context, 1, 4 * rows + 64, cuda_graphs=cuda_graphs
+        model, context, requests=1, room=4 * rows + 64, cuda_graphs=cuda_graphs
     )
     cost_measurement.time_step(session, context, rows)  # After it, this size is to be captured.
     capture_new_sizes()

@@ -43,7 +43,9 @@ def compare_on_clip(
         resolve_methods(methods),
         repeat=repeat,
         settings={"max_new_tokens": tokens, "do_sample": False},
-        captioner=captions.lazy_captioner(None, "shapes", [list(clip.frames)], None),
+        captioner=captions.lazy_captioner(
+            name=None, target="shapes", media=[list(clip.frames)], device=None
+        ),
         may_refuse=methods,  # Such as those that draft with a head, which this pair has not.
     )
     summaries = timed.summaries().items()

@@ -108,7 +108,7 @@ def measure_verifications(
 
     The numbers of rows take turns.
     """
-    session = filled_session(target.backbone, keys, 1, max(rows))
+    session = filled_session(target.backbone, keys, requests=1, room=max(rows))
     seconds = [
         {each: time_step(session, keys, each) for each in sorted(rows)} for _ in range(turns)
     ]

@@ -182,14 +182,18 @@ def _measure_bare_forwards(
     row_counts = {rows for result in every for _, rows in forward_sizes(result.rounds)} | {1}
     half = max(len(result.ids) for result in every) // 2
     context = every[0].prompt_tokens + half
-    target_session = cost_measurement.filled_session(target, context, 1, max(row_counts) + 1)
+    target_session = cost_measurement.filled_session(
+        target, context, requests=1, room=max(row_counts) + 1
+    )
     sessions = {"": (target_session, context)}
     for name, model in drafting.items():
         if model is not None:
             any_result = results[name][0]  # All of a method's runs here are of the same clip.
             unseen = any_result.visual_tokens - (any_result.draft_visual_tokens or 0)
             draft_context = context - unseen
-            draft_session = cost_measurement.filled_session(model, draft_context, 1, 2)
+            draft_session = cost_measurement.filled_session(
+                model, draft_context, requests=1, room=2
+            )
             sessions[name] = (draft_session, draft_context)
     keys = [("", rows) for rows in sorted(row_counts)] + [(name, 1) for name in sessions if name]
     seconds = time_bare_forwards(sessions, keys)

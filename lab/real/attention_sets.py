@@ -141,7 +141,7 @@ def measure_attention_sets(
         mass = fmean(_share(chooser, first.mass, step, keep) for step in without_sinks)
         results.append(
             AttentionShare(
-                document.name, document.digest, keep, SHARED_ORACLE_WITHOUT_SINKS, mass, None
+                document.name, document.digest, keep, SHARED_ORACLE_WITHOUT_SINKS, mass, agrees=None
             )
         )
     return results

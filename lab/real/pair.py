@@ -49,7 +49,7 @@ PARTLY_ANSWERED = (
     " The shortest documents are answered by every method, and the others by a few, so ratios of "
     "different methods there are over different documents."
 )
-WARM_UP = Document("warm-up", "", "Say hello, and count to ten.", 0)
+WARM_UP = Document("warm-up", "", "Say hello, and count to ten.", tokens=0)
 CODE_TASKS = (
     "Write a Python function that merges two sorted lists into one sorted list, with a docstring.",
     "Write a Python class for a least-recently-used cache with get and put, and explain it.",
@@ -106,7 +106,7 @@ def pair_documents(
     """
     tasks = zip(CODE_TASKS, PROSE_TASKS, strict=True)
     questions = [
-        Document(f"{kind}: {number}", "", task, 0)
+        Document(f"{kind}: {number}", "", task, tokens=0)
         for number, pair in enumerate(islice(tasks, limit), start=1)
         for kind, task in zip(("code", "prose"), pair, strict=True)
     ]
@@ -188,7 +188,9 @@ def _answer(
 
 
 def _generate(target: Loaded, document: Document, settings: Mapping[str, Any]) -> peers.TimedRun:
-    return peers.hf(target, None, model_inputs(target, document), {**settings})
+    return peers.hf(
+        target, draft=None, inputs=model_inputs(target, document), settings={**settings}
+    )
 
 
 def _generate_row(document: Document, run: peers.TimedRun) -> MethodResult:

@@ -133,7 +133,7 @@ def clip_document(number: int) -> Document:
 
     Its task is the seed of the clip, by which the rows of this clip are found again.
     """
-    return Document(f"{CLIP} {number}", "", f"seed {agreement.FIRST_SEED + number}", 0)
+    return Document(f"{CLIP} {number}", "", f"seed {agreement.FIRST_SEED + number}", tokens=0)
 
 
 def measure_clips(

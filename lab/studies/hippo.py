@@ -130,8 +130,8 @@ def _share_right(experiment: Experiment, length: str) -> Data:
                     experiment.target,
                     draft,
                     inputs,
-                    None,
-                    draft_only.draft_only_recipe(f"draft/view={view}"),
+                    draft_inputs=None,
+                    recipe=draft_only.draft_only_recipe(f"draft/view={view}"),
                     max_new_tokens=experiment.tokens,
                     end_ids=model.generation_config.eos_token_id,
                 )

@@ -78,7 +78,7 @@ def time_decoding(
     drafting.parallel_work.encode({"input_ids": prompt.full_ids[None]})
     drafting.parallel_work.prefill([prompt])
     drafting.read_prompts([prefill])
-    stops = Stops(StopConditions(tokens), [prompt.full_ids], None)
+    stops = Stops(StopConditions(tokens), [prompt.full_ids], decode=None)
     clock = Clock(target.device)
     for _ in recipe.schedule(session, drafting, [0], stops.append_until_stop):
         pass

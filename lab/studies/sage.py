@@ -238,7 +238,9 @@ def measure_length(experiment: Experiment) -> Data:
                 _speed_interval(answers_by_method[method], answers_by_method["ar"])
             )
     # The last, longest answers show after how many tokens the text would have ended by itself.
-    end_ids = answer_limits(merge_settings(experiment.target.backbone.model, None, {}), 0).eos
+    end_ids = answer_limits(
+        merge_settings(experiment.target.backbone.model, generation_config=None, settings={}), 0
+    ).eos
     natural_lengths = [
         length
         for own in answers_by_method["ar"]

@@ -223,7 +223,7 @@ def measure_layer_latency(experiment: Experiment) -> Data:
     intervals: dict[str, list[Interval]] = {name: [] for name in (*parts, "the step", "one layer")}
     for context in CONTEXTS:
         experiment.on_progress(f"a step over {context} keys, part by part")
-        session = cost_measurement.filled_session(model, context, 1, 1)
+        session = cost_measurement.filled_session(model, context, requests=1, room=1)
         with time_modules(model.text.layers, parts) as seconds_so_far:
             milliseconds: dict[str, list[float]] = {name: [] for name in intervals}
             for _ in range(WARM_UP + REPEATS):

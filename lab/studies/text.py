@@ -91,9 +91,11 @@ _CODE = (
 )
 # The questions without a document, as documents of no text.
 TASKS: Mapping[str, Sequence[Document]] = {
-    SUMS: [Document(f"{SUMS} {i}", "", each + STEP_BY_STEP, 0) for i, each in enumerate(_SUMS)],
+    SUMS: [
+        Document(f"{SUMS} {i}", "", each + STEP_BY_STEP, tokens=0) for i, each in enumerate(_SUMS)
+    ],
     CODE: [
-        Document(f"{CODE} {i}", "", f"Write a Python function `{each}, with a docstring.", 0)
+        Document(f"{CODE} {i}", "", f"Write a Python function `{each}, with a docstring.", tokens=0)
         for i, each in enumerate(_CODE)
     ],
 }
