@@ -185,6 +185,8 @@ def work_side_by_side(
         # Where the target had no memory to score a tree (``MemoryGuard``), some of its tokens are
         # not judged yet. They are in flight in the next round, in the place of a new proposal.
         in_flight |= unjudged_trees(trees, (verdicts, endings))
+        # The draft's seconds are those of ``extend``, and those from the end of the target's commit
+        # until now. The target's are those of its scores, and those of the verdicts and its commit.
         draft_seconds = extend_end - score_end + now() - commit_end
         verify_seconds = score_end - start + commit_end - extend_end
         first_of_size = capture_new_sizes()  # Whether a forward of this round had a new size.

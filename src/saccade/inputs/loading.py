@@ -141,9 +141,10 @@ def load(
             knows the architecture; True raises where it does not.
         positions: which position ids the text after a video gets in a Qwen model: "library" for
             those of transformers, "trained" for those that Qwen2-VL and Qwen2.5-VL were trained
-            with. For these two families transformers 5.3 has changed its ids. So "auto" means
-            "trained" if an older version saved a checkpoint of these families. For every other
-            checkpoint it means "library".
+            with. For these two families transformers 5.3 changed the ids that it gives. A
+            checkpoint of these families that an older version saved is assumed to be trained with
+            the older ids, so "auto" means "trained" for it. For every other checkpoint "auto" means
+            "library".
         tp: whether to split each layer over the processes that torchrun started.
         is_draft: whether its answers are judged by another model. Packed weights are then unpacked
             on a CPU; see ``inputs/packed_checkpoints.py``.
@@ -588,6 +589,8 @@ def _loading_message(name: str, error: Exception) -> str:
     source = source_of(name)
     if "trust_remote_code" in str(error):
         return f"{name} comes with code of its own; --trust-remote-code runs it, if you trust it"
+    # A folder has been found, and an ImportError is about a package. So neither is reported as a
+    # checkpoint that cannot be found.
     if isinstance(error, ImportError) or os.path.isdir(source):
         reason = first_line(error)
         if isinstance(error, KeyError):

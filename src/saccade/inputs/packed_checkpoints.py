@@ -197,14 +197,15 @@ def _unpack_fp8(parts: Parts, settings: Settings) -> Tensor:
 def _block_size(settings: Settings, scales: Tensor, shape: Sequence[int]) -> tuple[int, int] | None:
     """Returns how many outputs and how many inputs of a compressed matrix share a scale.
 
-    A config may have several schemes. The first one is taken whose blocks would give this matrix as
-    many scales, by outputs and by inputs, as are stored for it. Returns None for one scale per
-    output, or one for the whole matrix. Raises ValueError where no scheme fits.
+    Returns None for one scale per output, and for one scale for the whole matrix. Otherwise the
+    block size is that of one of the config's schemes. A scheme fits if its blocks divide the
+    outputs and the inputs into as many parts as there are scales along each. The first scheme that
+    fits is taken. Raises ValueError where none fits.
     """
     if scales.dim() < 2:
         return None
-    is_one_per_output = scales.shape[-1] == 1 and scales.shape[-2] in (1, shape[-2])
-    if is_one_per_output:
+    is_one_per_output_or_matrix = scales.shape[-1] == 1 and scales.shape[-2] in (1, shape[-2])
+    if is_one_per_output_or_matrix:
         return None
     for group in (settings.get("config_groups") or {}).values():
         scheme = group.get("weights") or {}

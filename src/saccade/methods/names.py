@@ -169,7 +169,7 @@ class CommonSetting(ViewSetting):
     view, the error lists the views that have it."""
 
     def refusal(self, parts: Parts) -> str:
-        # ``_owners`` yields the objects of a view whose field the setting could set.
+        # ``_owners`` yields nothing for a view that this setting does not apply to.
         able = ", ".join(name for name, view in VIEWS.items() if any(self._owners(view)))
         return f"{self.axis} needs another view than {parts.view.name}: one of {able}"
 

@@ -169,6 +169,8 @@ class Step:
                 own_v = v[:, rows]
             cache, end = segment.cache, segment.end_key
             cache.write(layer, segment.first_key, own_k, own_v)
+            # The queries of some segments are stored, so that the attention of their rows can be
+            # computed after the forward.
             if segment.row_queries is not None:
                 segment.row_queries.add(layer, own_q, scale)
             # First case: the rows attend by an explicit mask over all keys.
@@ -188,7 +190,8 @@ class Step:
             # replaced by one that also adds up the attention.
             keys, values = cache.read(layer, end)
             if last:
-                # A recorder needs the queries of all rows from the first one that it records.
+                # Only the last row is returned. But a recorder needs the queries of all rows from
+                # the first one that it records to the last one of the segment.
                 count = 1 if segment.recorder is None else segment.recorder.rows_to_chunk_end
                 own_q = own_q[:, -count:]
             recording_kernel = None
@@ -300,12 +303,16 @@ def _choose_kernel(
     """
     name = choice.kernel_for(new, segment.end_key)
     device = segment.cache.keys[0].device
+    # Without a ``recent_mask`` a row sees all keys up to its own, so a single row needs no mask.
     needs_mask = segment.recent_mask is not None or new > 1
     has_pages = segment.pages is not None
     has_few_rows = new <= FOLD_LIMIT
     on_gpu_without_pages = device.type != "cpu" and not has_pages
+    # With a mask over all keys, a GPU's kernel could not split the keys. So the rows attend in two
+    # parts, of which only the one over the last keys takes a mask.
     if has_few_rows and needs_mask and on_gpu_without_pages:
         return _attend_folded, send_to_device(segment.mask, device).repeat(groups, 1)
+    # With pages the kernel is called for one row at a time, however many rows there are.
     if has_few_rows or has_pages:
         return FEW_ROW_KERNELS[name], _bias(segment, new, groups, dtype, name)
     if segment.recent_mask is None:

@@ -197,7 +197,7 @@ class RequestReader:
         if token is not None:
             message = f"tools: {token} is a control token of this model, so leave it out"
             raise ApiError(400, message, "tools")
-        if request.required_tools and _answer_grammar(request) is not None:
+        if request.required_tools and _format_source(request) is not None:
             reason = "a call that is required has a format of its own: leave the other one out"
             raise ApiError(400, f"tool_choice: {reason}", "tool_choice")
 
@@ -403,7 +403,7 @@ class RequestReader:
                 captioner=captioner,
                 max_new_tokens=request.token_limit or min(room, self._max_answer_tokens),
                 stop_strings=request.stops or None,
-                grammar=None if source is None else self._grammar(source, reasoning),
+                grammar=None if source is None else self._compile_grammar(*source, reasoning),
                 eos_token_id=self._end_ids(request, has_grammar=source is not None),
                 skip_special_tokens=request.skip_special_tokens is not False,
                 **request.sampling_options,
@@ -424,12 +424,17 @@ class RequestReader:
             answers = [replace(each, decode=without_end(each.decode, ends)) for each in answers]
         return answers
 
-    def _grammar(self, source: tuple[str, str], reasoning: Reasoning | None) -> Grammar:
-        answer_grammar = self._vocabulary.grammar(*source)
+    def _compile_grammar(self, source: str, field: str, reasoning: Reasoning | None) -> Grammar:
+        """Returns the grammar of this source, for one answer.
+
+        With ``reasoning`` it is applied after the reasoning, if the answer may have any. An error
+        names ``field``, the request's field that asks for the grammar.
+        """
+        compiled = self._vocabulary.grammar(source, field)
         if reasoning is None:
-            return answer_grammar
+            return compiled
         end_ids = sorted(self._vocabulary.eos_ids)
-        return reasoning.grammar(answer_grammar, end_ids, self._target.backbone.vocab)
+        return reasoning.grammar(compiled, end_ids, self._target.backbone.vocab)
 
     def _end_ids(self, request: CompletionRequest, *, has_grammar: bool) -> list[int] | None:
         """Returns the tokens that end an answer; None leaves them to the model's config."""
@@ -437,7 +442,8 @@ class RequestReader:
         if request.ignore_eos:
             end_ids = set()
         elif has_grammar:
-            # The token that ends a format ends the answer, even if the config names no such token.
+            # The token that ends a format ends the answer. Where the config names no end tokens,
+            # the vocabulary of grammars has the tokenizer's instead.
             end_ids = set(self._vocabulary.eos_ids)
         elif not request.stop_token_ids:
             return None
@@ -446,13 +452,14 @@ class RequestReader:
     def _has_grammar(self, request: CompletionRequest) -> bool:
         """Returns whether an answer must follow a grammar. The grammar is not compiled for this,
         because compiling may take long."""
-        return _answer_grammar(request) is not None or bool(self._required_tools(request))
+        return _format_source(request) is not None or bool(self._required_tools(request))
 
     def _grammar_source(self, request: CompletionRequest) -> tuple[str, str] | None:
-        """Returns the grammar that an answer must follow, and the field that asks for it."""
-        answer_source = _answer_grammar(request)
-        if answer_source is not None:
-            return answer_source
+        """Returns the source of the grammar that an answer must follow, and the field that asks for
+        it; None where no field does."""
+        format_source = _format_source(request)
+        if format_source is not None:
+            return format_source
         required = self._required_tools(request)
         if self._dialect is None or not required:
             return None
@@ -512,10 +519,11 @@ def _prompt_field(request: CompletionRequest) -> str:
     return "messages" if isinstance(request, ChatRequest) else "prompt"
 
 
-def _answer_grammar(request: CompletionRequest) -> tuple[str, str] | None:
-    """Returns the grammar that an answer must follow, and the field that asks for it.
+def _format_source(request: CompletionRequest) -> tuple[str, str] | None:
+    """Returns the source of the grammar of the format that a request asks for, and the field that
+    asks for it; None where no field does.
 
-    Raises ApiError where two fields ask for one.
+    Required calls of tools are not looked at. Raises ApiError where two fields ask for a format.
     """
     outputs = request.structured_outputs
     response_format = vars(request).get("response_format")
@@ -528,22 +536,22 @@ def _answer_grammar(request: CompletionRequest) -> tuple[str, str] | None:
         schemas["response_format"] = {"type": "object"}
     if isinstance(response_format, JsonSchema):
         schemas["response_format"] = response_format.json_schema.json_form
-    grammars = [
+    sources = [
         (grammar.regex_grammar(regex), field)
         for field, regex in regexes.items()
         if regex is not None
     ]
-    grammars += [
+    sources += [
         (grammar.json_schema_grammar(schema), field)
         for field, schema in schemas.items()
         if schema is not None
     ]
-    if len(grammars) > 1:
-        first = grammars[0][1]
-        second = grammars[1][1]
-        message = f"{first} and {second} ask for two forms: leave one of them out"
-        raise ApiError(400, message, second)
-    return grammars[0] if grammars else None
+    if len(sources) > 1:
+        first_field = sources[0][1]
+        second_field = sources[1][1]
+        message = f"{first_field} and {second_field} ask for two forms: leave one of them out"
+        raise ApiError(400, message, second_field)
+    return sources[0] if sources else None
 
 
 def _content_key(media: FetchedMedia) -> Hashable:

@@ -127,7 +127,8 @@ class WorkerDrafter(Drafter, ParallelWork):
             # The target chooses its kernels for this number of threads now, so that no answer waits
             # for it.
             setup.target.prepare(self._target_threads)
-        # Seconds that the draft's process has reported.
+        # The seconds that the draft's process has reported so far: of reading prompts, of its
+        # view's choice of visual tokens, and of its steps.
         self._reading = self._choosing = self._drafting = 0.0
         self._reading_patience = READING_PATIENCE_SECONDS
         self._patience = TOKEN_PATIENCE_SECONDS
@@ -185,7 +186,8 @@ class WorkerDrafter(Drafter, ParallelWork):
         self._worker.start_job(self._model, job)
         if not self._shares_rows:
             self._begin_sharing_threads()
-            self._worker.send("prefill", None, dict(self._setup.draft_inputs(inputs)))
+            prompts = None  # The draft's process makes them from the inputs.
+            self._worker.send("prefill", prompts, dict(self._setup.draft_inputs(inputs)))
 
     def prefill(self, prompts: Sequence[Prompt]) -> None:
         """Sends the prompts to a draft that takes the target's visual rows. It begins to read them
@@ -244,6 +246,9 @@ class WorkerDrafter(Drafter, ParallelWork):
     def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
         """Returns each tree in flight with the next drafted token, for which it waits. While the
         draft still reads its prompt the trees are returned as they are."""
+        # The chain may have the tokens in flight, and after them those of one more proposal. This
+        # limit is not sent to the draft. From it ``commit`` computes how many tokens the next
+        # proposal asks for, and that number is sent.
         for request, tree in in_flight.items():
             self._drafts[request].limit = len(tree) + self._length
         self._receive()
@@ -270,7 +275,8 @@ class WorkerDrafter(Drafter, ParallelWork):
         for request, new in tokens.items():
             draft = self._drafts[request]
             count = len(new)
-            # Before the first proposal nothing was in flight: this is the prefill's own token.
+            # Before the first proposal nothing is in flight. What is committed then is the first
+            # token of the answer, which the target alone has chosen.
             is_before_proposals = draft.next_count is None
             unsent, next_count = self._unsent_commits.get(request, ([], 0))
             # If the chain begins with the emitted tokens, what is left of it follows the committed

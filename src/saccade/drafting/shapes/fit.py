@@ -101,7 +101,8 @@ class Fit(CostedShape):
         return replace(self, trees=())
 
     def start(self) -> State:
-        return FitState(FadingMean(PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT))
+        prior = FadingMean(total=PRIOR_ACCEPTANCE * PRIOR_WEIGHT, weight=PRIOR_WEIGHT)
+        return FitState(prior)
 
     def choose(self, state: State) -> int | Paths:
         """Returns a chain length or the paths of a tree."""

@@ -4,10 +4,11 @@ The rounded weights are copies beside the original ones. Few rows are multiplied
 and the many rows of a prompt with the originals. For each rounding and kind of device there are one
 or more products, ours or torch's:
 
-    int8, int4  on a CPU. Each output has a scale for every ``CODE_BLOCK`` inputs, but in torch's
-                product of 8 bits a single one. Our products round the rows to bytes as well.
-    fp8         on a GPU that multiplies FP8 (e4m3). Each output has a scale. The rows are rounded
-                to FP8 too, with a scale for each row.
+    int8, int4  on a CPU. Each output has one scale for every ``CODE_BLOCK`` inputs. In torch's int8
+                product alone it has one scale for all inputs. Our products round the rows, which
+                the weights are multiplied with, to bytes as well.
+    fp8         on a GPU that multiplies FP8 (e4m3). Each output has one scale. The rows are rounded
+                to FP8 too, with one scale for each row.
 
 So the products of one rounding give somewhat different numbers. They may, because what a draft
 computes never changes an answer.

@@ -165,16 +165,18 @@ class TrainedHead(nn.Module):
         answer_rows = conversation.is_answer[1:]
         if not bool(answer_rows.any()):
             return None
-        # Only answer rows enter the loss. In the last step the first of them depends on the row
-        # that is ``steps - 1`` rows before it. Rows before that one are computed in step 0 only.
+        # Only answer rows enter the loss. What the earliest answer row returns in the last step
+        # depends on the row that is ``steps - 1`` rows before it. Rows before that one are computed
+        # in step 0 only.
         first = max(0, int(answer_rows.nonzero()[0]) - steps + 1)
         unrolled = self.unroll(
             conversation.ids, conversation.positions, conversation.hidden, steps, first
         )
         for step, out in enumerate(unrolled):
             learnt_rows = answer_rows.clone()
-            # From ``first`` on, the first ``step`` rows mean nothing (see ``unroll``). If ``first``
-            # is above 0, no answer row is among them, so this line is for the case that it is 0.
+            # In step s up to s rows, from row ``first`` on, mean nothing (see ``unroll``). Where
+            # ``first`` is 0, answer rows may be among them, and this line leaves those out. Where
+            # ``first`` is above 0, all answer rows come later, and this line changes nothing.
             learnt_rows[:step] = False
             if not bool(learnt_rows.any()):
                 break
