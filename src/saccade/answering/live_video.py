@@ -187,15 +187,16 @@ class Live(AbstractContextManager["Live"]):
             time: when it was seen, in seconds; by default one frame (at ``fps``) after the last.
 
         Raises:
-            OptionError: in one sentence.
+            OptionError: for what is no picture, a picture of another size than those before it,
+                and a time that is not finite or that is before the last frame's.
         """
         picture = _picture(frame)
         with self._waiting_lock:
             seconds = self._next_time if time is None else float(time)
             if not math.isfinite(seconds):
                 raise OptionError(f"time={time} is no number of seconds")
-            # The last frame came 1 / fps before the time of the next one. The comparison allows a
-            # little more than that, because these sums are rounded.
+            # The last frame came 1 / fps before ``_next_time``, when the next one is expected. The
+            # comparison allows a little more than that, because these sums are rounded.
             if self.seen_frames and seconds < self._next_time - 1.001 / self._fps:
                 raise OptionError(f"the frame at {seconds:g} s comes before the last one")
             self._check_size(picture)
@@ -356,7 +357,9 @@ class Live(AbstractContextManager["Live"]):
     def ask(self, question: str, **settings: Unpack[GenerateArguments]) -> Result:
         """Returns the answer to a question about what is kept now.
 
-        ``settings`` apply to this question alone. Raises OptionError, ModelError in one sentence.
+        ``settings`` apply to this question alone. Raises OptionError if no frame has come yet or
+        another answer is under way, OptionError or ModelError if the question cannot be answered,
+        and what the source raised.
         """
         with self._conversation_lock:
             result = self.stream(question, **settings).finish()[0]

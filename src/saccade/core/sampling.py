@@ -235,7 +235,7 @@ class Scores:
     rules: Sampling  # the request's, which are applied to ``rows``
     context: Sequence[int]  # ids of prompt and committed text, valid until the next commit
     answer_length: int  # how many ids of ``context`` are this answer's, and not those before it
-    request: int = 0  # its number in the call, from which its noise is made too
+    request: int = 0  # the request's number in its call; its noise depends on it and on the seed
     draft_start: int | None = field(default=None, kw_only=True)
     """How many tokens the answer had when this draft began. That is fewer than ``answer_length`` if
     tokens of this draft have been committed since. None means ``answer_length``."""
@@ -386,20 +386,23 @@ class Scores:
         assert law is not None, "a node that is drawn after has a row"
         if isinstance(law, int):
             return law, None
-        level = depth(self.tree, node)
-        # Other draws of this level are in the tree already, or were made since it was scored.
-        new_draws = sum(depth(self.tree, parent) == level for parent, *_ in self.draws)
-        earlier_draws = count_drawn_at_level(self.tree, level + 1) + new_draws
+        node_level = depth(self.tree, node)
+        # The token is drawn for the level below the node's. Earlier draws for that level are nodes
+        # of the tree already, or are in ``draws``: those made since the tree was scored.
+        new_draws = sum(depth(self.tree, parent) == node_level for parent, *_ in self.draws)
+        earlier_draws = count_drawn_at_level(self.tree, node_level + 1) + new_draws
         draft_start = self.answer_length if self.draft_start is None else self.draft_start
-        position = self.position + level
+        position = self.position + node_level
         u = uniform(self.rules.seed, self.request, "draft", position, earlier_draws, draft_start)
         token = draw(law, u)
         self.draws.append((node, token, law))
         return token, law
 
     def noise(self, role: str, below: int, sibling: int) -> float:
-        """Returns uniform noise for the place ``below`` tokens after the committed text.
+        """Returns uniform noise for a place below the root of the draft's tree.
 
+        ``below`` is how many tokens stand between the committed text and that place: 0 for the
+        first token after the committed text.
         The role "accept" is for the test of a drafted token, which is number ``sibling`` among its
         siblings. The role "own" is for the target's own token, with ``sibling`` 0.
         """

@@ -200,16 +200,22 @@ class RequestBatch:
         drafter = self.drafter
         phase("vision")
         clock = Clock(target.device)
+        # The drafter gets the inputs before the target encodes them. A draft in a process of its
+        # own may begin with them now. Another draft may now record what the target's vision tower
+        # returns.
         drafter.parallel_work.encode(request.draft_inputs or request.inputs)
         shared_rows = self._encode_prompts()
         spent["vision"] = clock.elapsed()
-        # The prompt is encoded before this check, because a model that cannot read it raises a
-        # clearer error there.
+        # Before a target's first answer this compares its logits over a few tokens with those of
+        # its own ``generate``. It raises ModelError if they differ in every way to run the target.
+        # The prompts are encoded before that, because a model that cannot read them raises a
+        # clearer error while they are encoded.
         generate_check.check_against_generate(target)
         yield
         phase("prefill")
         clock = Clock(target.device)
-        # The drafter may begin to read them now, beside the target.
+        # The drafter gets the encoded prompts before the target prefills them. It may begin to read
+        # them, or to write captions, beside the target.
         drafter.parallel_work.prefill(self.prompts)
         spent["prefill"] = clock.lap()
         # A view may choose keys again during the answer, by the attention of the last
@@ -221,6 +227,8 @@ class RequestBatch:
         keeps_all_keys = self.recipe.needs_all_keys
         prefills = []
         for place, prompt in enumerate(self.prompts):
+            # A session that other batches use too knows the request as ``number``. Its noise is
+            # selected by its place in this batch, whatever other batches there are.
             number = self.first + place
             # This gives None after each chunk but the last, and then the prompt's ``Prefill``. The
             # time that the caller takes after a ``yield`` is left out of the prefill's seconds by

@@ -212,10 +212,14 @@ def _frames(prompt: Prompt) -> list[Int[Tensor, " _tokens"]]:
 def _fill(
     prompt: Prompt, parts: Sequence[Int[Tensor, " _tokens"]], budget: int
 ) -> Int[Tensor, " kept"]:
-    """Returns the tokens of leading parts as long as whole parts fit into the budget, and an even
-    sample of the next part for the rest of it."""
+    """Returns the tokens that fill the budget, in prompt order.
+
+    Whole parts are taken, the first one first, and an even sample of the first part that does not
+    fit.
+    """
     chosen = [torch.arange(0, device=prompt.grid.device)]
     for part in parts:
+        # A part that fits is taken whole, and once the budget is used up nothing is taken.
         chosen.append(saliency.sample_evenly(part, budget))
         budget -= len(chosen[-1])
     return torch.cat(chosen).sort().values

@@ -98,8 +98,10 @@ class Head(Backbone):
         self.device = next(module.parameters()).device
         self.devices = [self.device]
         self._template_layer = template_layer
-        # A layer calls the attention with the layer number that it was constructed with. The head's
-        # one layer has the number of its template, or 0 without a template.
+        # ``key_layers`` says where a layer's keys are: for the layer's number, its place among the
+        # layers that have keys. A layer calls the attention with the layer number that it was
+        # constructed with. The head's one layer has the number of its template, or 0 without a
+        # template.
         layer_number = 0 if template_layer is None else template_layer
         self.key_layers = {layer_number: 0}
         if template_layer is None:
@@ -108,9 +110,9 @@ class Head(Backbone):
             self.head_shapes = [HeadShape(self.kv_heads, self.head_dim, self.head_dim)]
             self.has_uneven_heads = False
         else:
-            number = target.key_layers[template_layer]
-            self.head_shapes = [target.head_shapes[number]]
-            self.windows = [target.windows[number]] if target.windows else []
+            template_place = target.key_layers[template_layer]
+            self.head_shapes = [target.head_shapes[template_place]]
+            self.windows = [target.windows[template_place]] if target.windows else []
         self.attention_choice = quickest_attention(
             self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype
         )
@@ -177,7 +179,7 @@ class Head(Backbone):
     def rotation(self, rows: Hidden, positions: Int[Tensor, "axes row"]) -> Rotation:
         """Returns the cosines and sines that rotate rows at these positions, on the head's axes."""
         # Rotary embeddings take positions as [axes, batch, row], or as [batch, row] where they read
-        # one axis. The batch has one entry, so the one axis can stand for it.
+        # one axis. The batch has one entry, so [1 axis, row] serves as [1 entry, row].
         shaped = positions[:, None] if self.axes > 1 else positions
         rotation: Rotation = self.text.rotary_emb(rows[None], shaped)
         return rotation
@@ -190,12 +192,15 @@ class Head(Backbone):
         positions: Int[Tensor, "axes row"],
         segments: list[Segment],
     ) -> Hidden:
-        """Runs the layer on rows of several requests, writes their keys, and returns its output.
+        """Runs the head's layer on rows of several requests, writes the rows' keys, and returns the
+        layer's output.
 
         Args:
-            embeds: of the token after each row.
-            hidden: of each row: the target's, projected, or the head's own output.
-            positions: of each row, as the target counts them.
+            embeds: the embedding of the token after each row.
+            hidden: the hidden state that each row reads. A row of text reads the target's,
+                projected to the head's width. The row of a drafted token reads the head's output in
+                its parent's row.
+            positions: the position of each row, as the target counts them.
             segments: the rows of each request.
         """
         own_positions = positions[: self.axes].to(self.device)

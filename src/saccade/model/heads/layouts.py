@@ -26,7 +26,8 @@ from saccade.core.errors import ModelError
 Tensors = Mapping[str, Shaped[Tensor, "..."]]
 
 LAYER = "layer."
-"""The prefix of the decoder layer's tensors in the names that :class:`MtpLayout` returns."""
+"""The prefix of the decoder layer's tensors in the names of our modules, ``MtpHead`` and
+``Eagle3Head``."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class MtpLayout:
 
     pattern: str
     names: Mapping[str, str]
-    layer: str  # the prefix of the decoder layer's tensors
+    layer: str  # the prefix of the decoder layer's tensors in their names within the head
     shared: tuple[str, ...] = ()
     next_step_reads_normed: bool = True
     """Whether the head's next step reads the output of its last norm. Otherwise it reads that
@@ -156,6 +157,8 @@ def stack_experts(tensors: dict[str, Tensor], names: Collection[str]) -> dict[st
     return stacked
 
 
+# This is searched for in the config of a head's checkpoint: in the names of its architectures and
+# in its ``speculators_model_type``. So is DFLASH_ARCHITECTURES.
 EAGLE3_ARCHITECTURES = re.compile("eagle3", re.IGNORECASE)
 EAGLE3_LAYER = re.compile(r"^(?:model\.)?(?:midlayer|layers\.0)\.")
 # ``t2d`` says which of the target's ids the head knows, which follows from ``d2t``. ``verifier_*``

@@ -694,6 +694,7 @@ def choose_attention(
     ``calls`` gives a call of each kernel for (rows, keys). ``facts`` is what their times depend on.
     """
     sizes = [(row_count, key_count) for row_count in rows for key_count in keys]
+    # The word "ways" keeps the stored times of attention apart from those of products.
     times = shortest_times(
         ("ways", rows, keys, *facts), lambda: {size: time_calls(calls(*size)) for size in sizes}
     )

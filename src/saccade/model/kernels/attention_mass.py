@@ -139,8 +139,8 @@ class MassRecorder:
         columns: Int[Tensor, " chosen"],
         mass: Float[Tensor, "layer kv_head 2 chosen"],
     ) -> None:
-        """``rows`` are the rows' numbers in the prompt, in order. ``stop`` is where their chunk
-        ends in it, exclusive."""
+        """``rows`` are the rows' numbers in the prompt, in order. ``stop`` is the number of the
+        first row of the prompt after their chunk."""
         self._rows = rows
         self._columns = columns.contiguous()
         self._mass = mass
@@ -190,7 +190,8 @@ class MassRecorder:
         if not queries:
             return
         keys = [cache.keys[layer] for layer in queries]
-        mass = attention_mass(keys, list(queries.values()), self._rows + 1, self._columns)
+        visible_keys = self._rows + 1  # Each row counts as seeing itself and all rows before it.
+        mass = attention_mass(keys, list(queries.values()), visible_keys, self._columns)
         for layer, layer_mass in zip(queries, mass, strict=True):
             self._mass[layer] += layer_mass
 
