@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -237,3 +238,34 @@ def test_a_prompt_that_is_read_in_both_directions_is_read_again_when_it_goes_on(
             (first,), (second,) = map(target.backbone.prompts, (inputs, inputs | extended))
             assert common_rows(first, second) == 0
             inputs = inputs | extended
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # of PaliGemma's processor
+@pytest.mark.parametrize("family", ["paligemma", "gemma3"])
+def test_recorded_attention_is_that_of_rows_that_see_ahead(family):
+    """Claim: what a prefill records of the text's attention is what the model's own matrices say,
+    also where a row sees the rows after it. Fails if such a row's weights are computed as if it saw
+    only the rows before it: they would be shares of too small a whole."""
+    from saccade.core.sampling import Sampling
+    from saccade.model.session import Session
+
+    loaded = zoo.member(family)
+    inputs = zoo.make_inputs(loaded, "image")
+    model = copy.deepcopy(loaded.backbone.model)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        attentions = model(**inputs, use_cache=False, output_attentions=True).attentions
+    (prompt,) = loaded.backbone.prompts(inputs)
+    (prefill,) = Session(loaded.backbone, [Sampling()]).prefill([prompt], record=True)
+    assert prefill.mass is not None
+    full_layers = [
+        layer
+        for layer, window in enumerate(loaded.backbone.windows or [None] * len(attentions))
+        if window is None
+    ]
+    assert full_layers
+    last_visual = int(prompt.visual.nonzero().max())
+    for layer in full_layers:
+        weights = attentions[layer][0][:, last_visual + 1 :][..., prompt.visual]
+        expected = weights.view(loaded.backbone.kv_heads, -1, weights.shape[-1]).mean(1)
+        assert torch.allclose(prefill.mass[layer], expected, atol=1e-5), layer

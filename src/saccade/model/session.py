@@ -229,7 +229,12 @@ class Session:
         for start, stop in pairwise(ends):
             rows = text[(text >= start) & (text < stop)].cpu()
             is_recorded = recorded_columns > 0 and len(rows) > 0
-            recorder = MassRecorder(rows, stop, columns, attention) if is_recorded else None
+            last_keys = rows
+            if last_visible_row is not None and not prompt.media.sees_ahead_in_windows_only:
+                last_keys = last_visible_row.cpu()[rows]
+            recorder = None
+            if is_recorded:
+                recorder = MassRecorder(rows, stop, columns, attention, visible_keys=last_keys + 1)
             queries = RowQueries(follow_rows) if follow_rows and stop == len(prompt) else None
             segment = Segment(
                 cache,

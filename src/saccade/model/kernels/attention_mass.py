@@ -138,10 +138,14 @@ class MassRecorder:
         stop: int,
         columns: Int[Tensor, " chosen"],
         mass: Float[Tensor, "layer kv_head 2 chosen"],
+        visible_keys: Int[Tensor, " recorded"] | None = None,
     ) -> None:
         """``rows`` are the rows' numbers in the prompt, in order. ``stop`` is the number of the
-        first row of the prompt after their chunk."""
+        first row of the prompt after their chunk. ``visible_keys`` says how many of the prompt's
+        keys each row sees, in layers without a window. By default these are its own key and those
+        before it."""
         self._rows = rows
+        self._visible_keys = rows + 1 if visible_keys is None else visible_keys
         self._columns = columns.contiguous()
         self._mass = mass
         self.rows_to_chunk_end = stop - int(rows[0])
@@ -190,8 +194,7 @@ class MassRecorder:
         if not queries:
             return
         keys = [cache.keys[layer] for layer in queries]
-        visible_keys = self._rows + 1  # Each row counts as seeing itself and all rows before it.
-        mass = attention_mass(keys, list(queries.values()), visible_keys, self._columns)
+        mass = attention_mass(keys, list(queries.values()), self._visible_keys, self._columns)
         for layer, layer_mass in zip(queries, mass, strict=True):
             self._mass[layer] += layer_mass
 
