@@ -208,10 +208,10 @@ def prefix(tree: Tree, count: int) -> Tree:
 def find_fault(tree: Tree, vocab: int) -> tuple[int, str] | None:
     """Returns the first malformed node and what is wrong with it; None for a sound tree.
 
-    The nodes before it are sound, so that they can be judged. Whether a node is malformed never
-    depends on which token was drawn, so no drawn token is dropped for its value (see ``Tree``).
-    Comparing ids with ``vocab`` decides about chosen tokens only: an id that was drawn from a q of
-    at most ``vocab`` numbers is always below ``vocab``.
+    The nodes before it are sound, so the target can verify them. No drawn token is dropped for its
+    value (see ``Tree``): an id that was drawn from a q of at most ``vocab`` numbers is always below
+    ``vocab``, and a longer q is a fault whatever was drawn. So only a chosen token is ever refused
+    for its id.
     """
     complete = min(len(tree.tokens), len(tree.parents), len(tree.q))
     for node in range(complete):

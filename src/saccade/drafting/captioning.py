@@ -47,9 +47,10 @@ class Captioning:
         return self._seconds, max(0.0, self._seconds - self._waited)
 
     def texts(self) -> list[dict[str, Texts]]:
-        """Waits for the captions, and returns each request's ``Prefill.replacement_texts``.
+        """Waits for the captions, and returns the texts of each request.
 
-        Raises what the captioner raised.
+        A request has texts by their kind, "newline" or "caption" (``Prefill.replacement_texts``).
+        It has only those kinds that the view reads. Raises what the captioner raised.
         """
         captions = None
         start = time.perf_counter()

@@ -58,7 +58,9 @@ class Fallback(Drafter, Learner, ParallelWork):
         return self._try(lambda: self._drafter.learner.start())
 
     def fold(self, state: State, round: Round) -> State:
-        return state if self.reason else self._try(lambda: self._drafter.learner.fold(state, round))
+        if self.reason is not None:
+            return state  # Nothing is learnt any more, and ``_try`` would return None.
+        return self._try(lambda: self._drafter.learner.fold(state, round))
 
     def finish(self, state: State) -> None:
         self._try(lambda: self._drafter.learner.finish(state))
@@ -92,8 +94,9 @@ class Fallback(Drafter, Learner, ParallelWork):
         growth = self._try(lambda: self._drafter.start_growth(states))
         if growth is None:
             return None
-        # The caller grows the drafts, then calls ``finish`` with the grown trees, and proposes the
-        # trees that it returns. Here it also checks the trees that the drafter's function returns.
+        # The caller grows the drafts, then calls ``Growth.finish`` with the grown trees, and
+        # proposes the trees that ``Growth.finish`` returns. Those of the drafter are not checked,
+        # so a function that also checks them takes its place.
         drafter_finish = growth.finish
         return replace(
             growth,

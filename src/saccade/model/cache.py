@@ -309,6 +309,8 @@ class Cache:
     def _first_length(self) -> int:
         """The smallest length to which the text can be truncated without a saved window."""
         pairs = zip(self._windows, self.starts, strict=False)
+        # In a layer that holds the keys from ``start`` on, ``first_row(start)`` is the first row
+        # that sees no earlier key.
         return max((each.first_row(start) for each, start in pairs if each is not None), default=0)
 
     def save_windows(self, lengths: Sequence[int]) -> None:
@@ -317,7 +319,9 @@ class Cache:
         The text can then be truncated to such a length even after they were evicted. All of them
         must still be held. Recurrent states have snapshots of their own.
         """
-        for length in lengths if self.evicts_keys else ():
+        if not self.evicts_keys:
+            return
+        for length in lengths:
             self._saved_windows[length] = [
                 LayerRows(first, *(each.clone() for each in self.read(layer, length, first)))
                 for layer, first in self._first_keys(length)
@@ -435,9 +439,10 @@ class Cache:
             device = self.keys[0].device if self.keys else None
             return self.select(torch.arange(self.length, device=device), 0, pooled=False)
         rows = self._window_rows_at(self.length)
+        # The capacity does not matter: ``_replace_rows`` makes larger tensors where rows need them.
         new = Cache(
             self.shapes,
-            1,
+            capacity=1,
             dtype=self._dtype,
             devices=[keys.device for keys in self.keys],
             states=None if self.states is None else self.states.copy(),
@@ -548,7 +553,9 @@ class Pages:
         """Computes the mean keys of the pages, in the first ``layers`` of the source."""
         self._source = source
         self._pages_per_step = paged.pages_per_step
+        # For each layer: the rows of each page, [page, rows of a page].
         self._rows = [paged.rows.to(keys.device) for keys in source.keys[:layers]]
+        # For each layer: the mean key of each page, [kv_head, head_dim, page].
         self._mean_keys = [
             keys[:, rows].mean(2).transpose(1, 2).contiguous()
             for keys, rows in zip(source.keys, self._rows, strict=False)
@@ -576,9 +583,9 @@ class Pages:
         for row in range(new):
             row_q = q[:, row : row + 1]
             self.copy_best_pages(cache, layer, row_q * scale)
-            # ``bias`` has a row for each of the ``new`` rows. Some kernels need all of them once
-            # for each query head of a group. So from ``row`` on, every ``new``-th is about this
-            # row.
+            # Some kernels take one bias of ``new`` rows for all query heads of a group. Others take
+            # a copy of these rows for each of the heads, one copy below another. In both cases
+            # every ``new``-th row of the bias, from ``row`` on, is about this row.
             row_bias = None if bias is None else bias[row::new]
             outputs.append(attend_to_keys(row_q, keys, values, row_bias, scale))
         return torch.cat(outputs, 1)

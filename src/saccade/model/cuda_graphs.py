@@ -97,10 +97,11 @@ class RowLogits(NamedTuple):
     """The logits of the rows that need them, and the likeliest tokens of each."""
 
     logits: Float[Tensor, "logit_rows vocab"]
+    """In those of captured forwards, ids that the session may not choose (``Vocabulary``) are -inf
+    already. In those of ordinary forwards they are not."""
     top_readers: list[ReadTop | None]
     """For each row a function that reads its likeliest tokens, or None if an ordinary forward has
-    computed the row. In the logits of captured forwards, ids that the session may not choose
-    (``Vocabulary``) are -inf already."""
+    computed the row."""
 
     @classmethod
     def of_ordinary(cls, logits: Float[Tensor, "logit_rows vocab"]) -> RowLogits:
@@ -144,7 +145,10 @@ class AttentionKind(Protocol):
     """The number of rows of each request in every forward; None where it varies."""
 
     def attention(self, inputs: StaticInputs, pool: CachePool, groups: int) -> Attention:
-        """Returns the layers' attention over these inputs; called while a forward is captured."""
+        """Returns the layers' attention over these inputs; called while a forward is captured.
+
+        ``groups`` is the number of query heads for each key head.
+        """
 
     def few_rows(self, inputs: StaticInputs, pool: CachePool) -> FewRowAttention | None:
         """Returns kernels that attend, norm and rotate; None where :meth:`attention` is used."""
@@ -750,7 +754,7 @@ class Probe:
         """Returns the rows of a forward that tries the size: as many for each request as the size
         has. Their keys go to the end of the request's cache, or as near to it as they fit.
 
-        All ids differ. Rows that may branch have a mask that is not the causal one.
+        Rows that may branch have a mask that is not the causal one.
         """
         block = torch.ones(size.rows, size.rows, dtype=torch.bool).tril_()
         # Row 2 does not see row 0, and the rows after it do not see row 1. So the mask is not the
@@ -765,7 +769,8 @@ class Probe:
             mask = block if may_branch else None
             segments.append(Segment(cache, start, start + size.rows, at, mask))
         row_numbers = range(size.rows * len(segments))
-        # The factor is a prime, so the ids all differ unless the vocabulary is a multiple of it.
+        # The factor is a prime, so the ids all differ unless the vocabulary is a multiple of it or
+        # has fewer ids than there are rows.
         ids = [(7919 * (row + 1)) % embeddings for row in row_numbers]
         positions = [self.position + 1 + row % size.rows for row in row_numbers]
         return Rows(segments, ids, positions, [*row_numbers])

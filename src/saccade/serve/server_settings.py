@@ -37,6 +37,6 @@ class ServerSettings(ModelsAndMethod):
     max_answer_tokens: int = 2048
     max_body_bytes: int = 256 << 20
     prefix_cache_bytes: int = 2 << 30  # For media and prompts of earlier requests; 0 keeps none.
-    # Whether answers equal, bit for bit, those of the method ``ar`` that also runs with ``exact``.
-    # If so, every draft is a chain.
+    # Whether drafted answers equal those of plain decoding (the method ``ar``) bit for bit, also in
+    # bf16 and fp16. Plain decoding must run with ``exact`` too. Every draft is then a chain.
     exact: bool = False

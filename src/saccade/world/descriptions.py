@@ -43,7 +43,9 @@ class Voice:
     turn: str  # "turns", before the new colour.
     vanish: str  # "vanishes"
     appear: str  # "appears"
-    when: Sequence[str]  # When an event happens, for each of TIMES: "halfway through".
+    # When an event happens: a phrase for each of the times in ``scenes.TIMES`` near which events
+    # are, the earliest first. The second one is "halfway through".
+    when: Sequence[str]
     still: str  # What an object does that does not move: "stays still".
     nothing: str  # The sentence that there is no event.
     opening: str  # "The {video} shows {things} on a {texture} background."

@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -66,7 +65,6 @@ _IN_USE: dict[str, dict[str, Any]] = {}  # Measurements that this process has us
 # SAMPLED_PARAMETERS parameters.
 SAMPLED_NUMBERS = 4
 SAMPLED_PARAMETERS = 12
-_WEIGHT_SAMPLES: WeakKeyDictionary[Backbone, str] = WeakKeyDictionary()
 
 
 def measure_costs(
@@ -401,15 +399,13 @@ def _key(target: Backbone, draft: Backbone, context: int) -> str:
 def _sample_weights(model: Backbone) -> str:
     """Returns a few numbers of the last weights, which differ from those of another model with the
     same config."""
-    if model not in _WEIGHT_SAMPLES:
-        parameters = [*model.text.layers.parameters()][-SAMPLED_PARAMETERS:]
-        numbers = [
-            each.detach().flatten()[:SAMPLED_NUMBERS].float().tolist()
-            for each in parameters
-            if each.device.type != "meta"
-        ]
-        _WEIGHT_SAMPLES[model] = str(numbers)
-    return _WEIGHT_SAMPLES[model]
+    parameters = [*model.text.layers.parameters()][-SAMPLED_PARAMETERS:]
+    numbers = [
+        each.detach().flatten()[:SAMPLED_NUMBERS].float().tolist()
+        for each in parameters
+        if each.device.type != "meta"
+    ]
+    return str(numbers)
 
 
 def _facts(model: Backbone) -> tuple[object, ...]:

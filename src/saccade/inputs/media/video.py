@@ -240,11 +240,13 @@ def _upright(image: Image, matrix: Any) -> Image:
     if matrix is None:
         return image
     a, b, _, c, d = np.frombuffer(bytes(matrix), np.int32)[:5].astype(int).tolist()
-    # Once x and y have changed places, if they do, the displayed x is ``from_x`` times the image's
-    # x, and the displayed y is ``from_y`` times its y.
+    # The axes change places first, if they do. Each axis of the image is then mirrored if its
+    # factor, ``from_x`` or ``from_y``, is negative.
     from_x, from_y = a, d
     if abs(b) + abs(c) > abs(a) + abs(d):
         image = image.swapaxes(0, 1)
+        # The image's new x axis was its y axis, which c takes to the displayed x. b takes the old x
+        # axis to the displayed y.
         from_x = c
         from_y = b
     return image[:: -1 if from_y < 0 else 1, :: -1 if from_x < 0 else 1]
