@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import openai
 import pytest
@@ -16,7 +17,9 @@ from serve.live import Live, made, serving
 
 from saccade.inputs import Pair
 from saccade.serve import request_reader
+from saccade.serve.formats.chat_forms import ChatForm
 from saccade.serve.formats.reasoning import GrammarAfterReasoning, Marks, Reasoning, find_marks
+from saccade.serve.formats.response_items import ItemStream
 from saccade.serve.request_schema import ChatRequest
 
 THINK = Marks("<think>", "</think>", 7, 8)
@@ -286,3 +289,27 @@ def test_a_template_that_cannot_use_a_variable_is_400(models):
     with serving(lambda: made(strict, "ar")) as live:
         answer = live.ask(chat_template_kwargs={"style": "x"})
         assert answer.status_code == 400 and "style" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ["I think", " so", "</think>", "\n\n", "Yes", "."],
+        ["I think</think>", "Yes", "."],
+        ["I think", "</think>\n", "\nYes", "."],
+    ],
+)
+def test_a_message_has_the_log_probabilities_of_its_own_tokens(pieces: list[str]) -> None:
+    """Claim: a token that ends the reasoning, or stands between it and the message, is no token of
+    the message. Fails if its log-probability is sent with the message's first text."""
+    stream = ItemStream(ChatForm(reasoning=Reasoning(Marks("<think>", "</think>"), "open")))
+    events = []
+    for piece in pieces:
+        events += stream.write(piece, [{"token": piece, "logprob": -1.0}])
+    events += stream.end(Mock(finish_reason="stop"))
+    deltas = [each for each in events if each["type"] == "response.output_text.delta"]
+    tokens = [entry["token"] for each in deltas for entry in each["logprobs"]]
+    assert tokens == pieces[-2:] and "".join(each["delta"] for each in deltas) == "Yes."
+    assert stream.items[-1]["content"][0]["logprobs"] == [
+        {"token": token, "logprob": -1.0} for token in tokens
+    ]

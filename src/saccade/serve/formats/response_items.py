@@ -147,6 +147,10 @@ class ItemStream:
                 continue
             self._sent[kind] += len(piece)
             if self._open is None or self._open.kind is not kind:
+                if self._open is not None:
+                    # The tokens between two items, such as the mark that ends reasoning, are part
+                    # of neither.
+                    self._waiting_logprobs = _entries_of_end(self._waiting_logprobs, piece)
                 events += self._close("completed") + self._begin(kind)
             assert self._open is not None
             events.append(self._write(piece, self._open))
@@ -195,3 +199,14 @@ class ItemStream:
             {"type": f"{name}.done", **place, "name": call.name, "arguments": call.arguments},
             {"type": "response.output_item.done", "output_index": index, "item": done},
         ]
+
+
+def _entries_of_end(entries: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """Returns the fewest of the last entries whose tokens are at least as long as ``text``, which
+    is the end of what the tokens of all entries say."""
+    length = 0
+    for number, entry in enumerate(reversed(entries), start=1):
+        length += len(entry["token"])
+        if length >= len(text):
+            return list(entries[-number:])
+    return list(entries)
