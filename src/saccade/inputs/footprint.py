@@ -249,8 +249,8 @@ def number_size(dtype: Any, config: Any) -> int:
 def stored_bits(config: Any) -> int | None:
     """Returns the bits of a weight in a quantised checkpoint; None for one that is not quantised.
 
-    Some formats name the bits once, others in several schemes, of which the largest counts. Where
-    the config names none, they are those of the format's name, or else 8.
+    Some formats name the bits once, others in several schemes, of which the largest counts. For a
+    format of ``BITS_BY_FORMAT`` they are those of that table. Where nothing names them, they are 8.
     """
     settings = config.to_dict().get("quantization_config")
     if not settings:

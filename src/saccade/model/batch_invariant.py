@@ -60,7 +60,8 @@ class BatchInvariantSession(Session):
 
     def _forward(self, rows: Rows) -> RowLogits:
         segments, ids, positions, logit_rows = rows
-        logits, top_readers = [], []
+        logits = []
+        top_readers = []  # For each row a function that reads its likeliest tokens, or None.
         for segment in segments:
             if segment.recent_mask is not None:
                 raise MethodError(NEEDS_CHAINS)
@@ -83,8 +84,11 @@ class BatchInvariantSession(Session):
         return RowLogits(torch.cat(logits), top_readers)
 
     def _logits_of_chunk(self, rows: Rows) -> RowLogits:
-        """Returns the logits of ``rows.logit_rows``, the last of at most ``ROWS`` rows of one
-        request."""
+        """Returns the logits of ``rows.logit_rows``.
+
+        ``rows`` are at most ``ROWS`` rows of one request, and ``rows.logit_rows`` are the last of
+        them.
+        """
         (segment,) = rows.segments
         # A captured forward cannot store queries. Hidden states, which it could store, are also
         # stored by ordinary forwards in this session.
@@ -94,7 +98,8 @@ class BatchInvariantSession(Session):
         return self.cuda_graphs.logits(rows, self._ordinary_forward, BATCH_INVARIANT_ATTENTION)
 
     def _ordinary_forward(self, rows: Rows) -> Float[Tensor, "logit_rows vocab"]:
-        model, ((segment,), ids, positions, logit_rows) = self.backbone, rows
+        model = self.backbone
+        (segment,), ids, positions, logit_rows = rows
         # The padding repeats the last row. None of the real rows sees it.
         padding_rows = ROWS - (segment.stop - segment.start)
         padded_ids = ids + ids[-1:] * padding_rows
@@ -120,10 +125,10 @@ class BatchInvariantStep(Step):
 
     def __init__(self, segment: Segment, last: Int[Tensor, " rows"] | None = None) -> None:
         # ``Step.__init__`` is not called, because it would make a mask as wide as the cache. The
-        # attributes that ``Step.__call__`` reads are set here instead. ``_kernels`` has a pair for
-        # each segment: a kernel and the mask that it is called with. ``_choose(segment, 1)``
-        # returns such a pair for the last row alone. Here the kernel of every pair is
-        # attend_in_order, and the last key that each row sees takes the place of the mask.
+        # attributes that ``Step.__call__`` reads are set here instead. ``_kernels`` has a kernel
+        # and its mask for each segment. ``_choose(segment, 1)`` returns a kernel and its mask for
+        # the last row alone. Here every kernel is ``attend_in_order``, which is called with the
+        # last key that each row sees instead of a mask.
         end = segment.end_key
         last_keys = torch.arange(segment.first_key, end) if last is None else last
         self.segments = [segment]

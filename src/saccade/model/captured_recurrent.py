@@ -9,12 +9,13 @@ state compute by :class:`StaticRows`, whose inputs and outputs stay at their add
 in a Gated DeltaNet also a *memory*. The *update* of a row is how the row would change the state if
 it were committed: its input of the convolution, and what it writes to the memory.
 
-The rows of a request in a forward are one tree that starts at its committed state. First come the
-rows that the forward itself commits, one after the other, and then the drafted nodes. A forward
-that commits no rows may also continue nodes that earlier forwards have scored: they stand between
-the state and its rows. So one size serves plain decoding, chains and trees. A forward reads the
-committed state and never changes it. It leaves behind the state after its committed rows, and the
-updates of all new nodes, which ``commit`` applies.
+The rows of a request in a forward are one tree that starts at the request's committed state. First
+come the rows that the forward itself commits, one after the other, and then the drafted nodes. If a
+forward commits no rows, its nodes may also continue nodes that earlier forwards have scored. These
+earlier nodes then come after the committed state and before the rows of the forward. So captured
+forwards of one size serve plain decoding, chains and trees. A forward reads the committed state and
+never changes it. It leaves behind the state after its committed rows, and the updates of all new
+nodes, which ``commit`` applies.
 """
 
 from __future__ import annotations
@@ -182,8 +183,8 @@ class StaticRows:
     # -- what the host fills in and takes ------------------------------------------------------
 
     def fill(self, segments: Sequence[Segment]) -> None:
-        """Writes the numbers of a step, the states of its requests, and the updates of their nodes
-        that were scored before."""
+        """Writes the inputs of a step: the places and masks of :meth:`_parts`, the states of its
+        requests, and the updates of their nodes that were scored before."""
         self._fill_numbers(segments)
         for request, segment in enumerate(segments):
             states = segment.cache.states
@@ -309,8 +310,10 @@ class StaticRows:
     def convolve(
         self, mixer: Mixer, inputs: Float[Tensor, "all channel"], layer: int
     ) -> Float[Tensor, "all channel"]:
-        """Does what ``recurrent.MixerRows.convolve`` says, and leaves behind the window after the
-        committed rows."""
+        """Returns the convolution of each row with the inputs before it on its path.
+
+        It stores the inputs of all rows, and leaves behind the window after the committed rows.
+        """
         inputs_by_request = inputs.view(self.size.requests, self.size.rows, -1)
         old_window = self._states.committed_states.window[layer]
         parts = [old_window, self._earlier.inputs[layer], inputs_by_request]
@@ -326,8 +329,10 @@ class StaticRows:
         return mixer.activate(out.to(inputs))
 
     def read(self, delta: DeltaRows, layer: int) -> Values:
-        """Does what ``recurrent.MixerRows.read`` says, and leaves behind the memory after the
-        committed rows."""
+        """Returns what each row reads from its memory, ``[head, row, value]``.
+
+        It stores what the rows write, and leaves behind the memory after the committed rows.
+        """
         states = self._states
         rows = delta.by_request(self.size.requests)
         assert states.committed_states.memory is not None and states.states_after.memory is not None
@@ -457,9 +462,9 @@ class RecurrentGraphs(CudaGraphs):
         if size is None or size.requests > MAX_REQUESTS or scored > EARLIER_SIZES[-1]:
             return None
         if any(segment.scored_nodes and segment.committed_rows for segment in segments):
-            # No session makes such a segment (see ``tree_mask``), and ``StaticRows`` could not
-            # describe it: there a request's earlier nodes come before all rows of the forward, the
-            # committed ones included.
+            # No session makes such a segment: where committed tokens have no keys yet, no node has
+            # keys either. ``StaticRows`` could not describe it, because there a request's earlier
+            # nodes come before all rows of the forward, the committed ones included.
             return None
         if size.hidden_layers:
             # These layers' hidden states have to be written to the requests' caches. A forward
@@ -472,7 +477,7 @@ class RecurrentGraphs(CudaGraphs):
         """Returns the rows of a size.
 
         Sizes that differ only in how many keys attention reads (``keys``), or in how many of these
-        have a mask (``tail``), share their rows.
+        have a mask (``masked_keys``), share their rows.
         """
         assert isinstance(size, RecurrentSize)
         key = size.requests, size.rows, size.earlier
@@ -502,7 +507,8 @@ class RecurrentGraphs(CudaGraphs):
         return logits
 
     def _grow_table(self, last: int) -> None:
-        """Does nothing, because the modules compute their rotations themselves."""
+        """Does nothing: there is no rotary table, because the modules compute their rotations
+        themselves."""
 
     def _hidden_states(
         self, kind: AttentionKind, inputs: StaticInputs, segments: Sequence[Segment] = ()

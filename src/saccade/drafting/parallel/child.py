@@ -82,7 +82,9 @@ class Draft:
     answer_tokens: int = 0  # the number of committed tokens of this answer
     # ``answer_tokens`` when this draft began. The noise of the draft's draws depends on it.
     start: int = 0
-    paused: bool = False  # whether the shape has stopped until the target has judged
+    # Whether the shape has stopped after the chain's last token. The draft goes on once that token
+    # is committed or the chain is dropped.
+    paused: bool = False
 
     @property
     def may_grow(self) -> bool:
@@ -137,9 +139,9 @@ class JobRunner:
             self._early = [early_view.choose_early(prompt) for prompt in self._prompts]
         pairs = zip(self._prompts, self._early, strict=True)
         self._read([prompt.select(early.tokens) for prompt, early in pairs])
-        # A sampled draft must not depend on this process's speed. But ``ready`` may drop rows of
-        # the prompt, and the speed decides which tokens are drafted before that. So a sampled draft
-        # starts in ``ready``.
+        # A sampled draft must not depend on this process's speed, so it starts in ``ready``. There
+        # rows of the prompt may be dropped, and if a draft started here, the speed would decide
+        # which of its tokens are drafted before that.
         if self._job.laws is None:
             self._drafts = {i: Draft(HEAD_START_TOKENS) for i in range(len(self._prompts))}
 
@@ -214,7 +216,8 @@ class JobRunner:
             draft.answer_tokens += len(tokens)
             if next_count is None:
                 draft.start = draft.answer_tokens
-            # The first token of a chain is always drawn, so an empty chain is not paused.
+            # A paused draft stays so while its last token is in the chain. The first token of a
+            # chain is always drawn, so an empty chain is not paused.
             draft.paused = draft.paused and len(draft.chain) > 0
 
     def end(self, request: int) -> None:

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from saccade.core.prompt import Prefill
 
-# Cosines are rounded to COSINE_DECIMALS, as is ``temporal``, a mean of cosines. ``spatial``, their
-# variance, is rounded to VARIANCE_DECIMALS. So z-scores do not magnify the rounding errors of
-# float32.
+# The results of ``temporal`` are rounded to COSINE_DECIMALS. In ``spatial`` the cosines are rounded
+# to COSINE_DECIMALS, and their variances to VARIANCE_DECIMALS. So z-scores do not magnify the
+# rounding errors of float32.
 COSINE_DECIMALS = 6
 VARIANCE_DECIMALS = 12
 # Selecting rows by index copies them, so only this many rows, or the rows of this many crops, are
@@ -54,8 +54,11 @@ def top(saliency: Float[Tensor, " visual"], count: int) -> Int[Tensor, " kept"]:
 
 
 def top_mass(saliency: Float[Tensor, " visual"], share: float, most: int) -> Int[Tensor, " kept"]:
-    """Returns the smallest set of the most salient tokens whose saliency sums to ``share`` of the
-    total, of at most ``most`` tokens. It is empty for a share of zero."""
+    """Returns the most salient tokens, as few as together have at least ``share`` of all saliency.
+
+    If these are more than ``most`` tokens, only the ``most`` most salient ones are returned. For a
+    share of zero there are none.
+    """
     ranked, order = torch.sort(saliency.double(), descending=True, stable=True)
     threshold = share * saliency.double().sum()
     before = torch.nn.functional.pad(ranked.cumsum(0), (1, 0))[:-1]  # the sum of those ranked above
@@ -155,7 +158,7 @@ def temporal(unit: Float[Tensor, "visual dim"], grid: Int[Tensor, "visual 4"]) -
     """Returns HIPPO's s_temp (Eq. 3-4), [visual]: 1 - mean cosine with the same cell in the frames
     before and after.
 
-    A cell without such neighbours has 1. The rows have length 1 (:func:`normalise`).
+    A cell without such neighbours has 1. The rows of ``unit`` have length 1 (:func:`normalise`).
     """
     if not len(grid):
         return torch.zeros(0, device=grid.device)
@@ -178,8 +181,8 @@ def spatial(unit: Float[Tensor, "visual dim"], grid: Int[Tensor, "visual 4"], si
     """Returns HIPPO's s_spa (Eq. 5-6), [visual]: the variance of a token's cosines with all tokens
     of its crop, itself included.
 
-    Crops tile a frame from its top left. Those at the edges have fewer members. The rows have
-    length 1 (:func:`normalise`).
+    Crops of ``side`` x ``side`` tokens tile a frame from its top left. Those at the edges may have
+    fewer tokens. The rows of ``unit`` have length 1 (:func:`normalise`).
     """
     if not len(grid):
         return torch.zeros(0, device=grid.device)

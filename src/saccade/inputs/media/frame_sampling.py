@@ -121,6 +121,8 @@ def _moments(
         min_count = 1 if sampling.fps else DEFAULT_MIN_FRAMES
         if count < min_count:
             count = min_count
+            # At the default rate some of these moments would be too late to count, so they are
+            # spaced evenly instead. At a chosen rate there is one moment, which is ``start``.
             if not sampling.fps:
                 rate = 0.0
         count = min(count, available)

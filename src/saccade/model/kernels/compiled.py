@@ -129,7 +129,9 @@ def attend(
     v_address, v_strides = (0, (0, 0)) if v is None else (v.data_ptr(), v.stride()[:2])
     pointers = q.data_ptr(), k.data_ptr(), v_address, bias_address
     outputs = visible_keys, columns, out.data_ptr(), mass
-    strides = *q.stride()[:2], *k.stride()[:2], *v_strides, bias_stride, width, heads * width
+    # The strides of heads and of rows in ``out``, which is [row, head, head_dim].
+    out_strides = width, heads * width
+    strides = *q.stride()[:2], *k.stride()[:2], *v_strides, bias_stride, *out_strides
     sizes = kv_heads, heads // kv_heads, rows, key_count, width, last, chosen, mass_rows
     arguments = ATTENTION_ARGUMENTS.pack(
         *pointers, *outputs, *strides, *sizes, torch.get_num_threads(), scale
@@ -144,8 +146,8 @@ def attend(
 class Panels(NamedTuple):
     """A weight in the layout that :func:`multiply` reads.
 
-    A panel holds the weights of a few outputs. For each input, those weights are side by side. A
-    panel of a gated weight has as many gates as outputs that they gate.
+    A panel holds the weights of a few outputs. For each input, those weights are side by side. In a
+    panel of a gated weight, the first half of the outputs are gates of the second half.
     """
 
     numbers: Float[Tensor, "panels into few"]
@@ -281,10 +283,10 @@ def multiply_coded(
         base_address = base.data_ptr()
         base_stride = out if base.dim() > 1 else 0
     product = x.new_empty(rows, out)
+    is_fp32 = x.dtype == torch.float32  # Otherwise rows and results are in bf16.
     arguments = CODED_ARGUMENTS.pack(
         *(x.data_ptr(), panels.data_ptr(), base_address, product.data_ptr()),
-        *(base_stride, rows, into, out, gated, torch.get_num_threads(), bits),
-        x.dtype == torch.float32,
+        *(base_stride, rows, into, out, gated, torch.get_num_threads(), bits, is_fp32),
     )
     if _library().multiply_coded(arguments):
         raise MemoryError(f"there is no memory for {rows} rows of {into} numbers")
