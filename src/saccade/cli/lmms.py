@@ -301,8 +301,8 @@ def read_clip(part: Mapping[str, Any], sampling: FrameSampling) -> Clip:
     evenly_spaced = np.arange(count) * total // count  # 4 of 10 frames are 0, 2, 5 and 7.
     source_seconds = total / DEFAULT_FPS
     sampled = make_clip(frames[evenly_spaced], source_seconds)
-    # ``make_clip`` takes the sampled frames for all of the source, at even distances. The source
-    # has all the pictures, and each sampled one keeps its own time.
+    # ``make_clip`` takes the sampled frames for the whole source. So its times, its frame rate and
+    # its number of source frames are replaced. Each picture keeps its time in the whole source.
     times = evenly_spaced / DEFAULT_FPS
     return replace(sampled, timestamps=times, fps=DEFAULT_FPS, source_frames=total)
 

@@ -57,7 +57,7 @@ class RequestArguments(GenerateArguments, total=False):
     """The seed of sampling; None picks one at random."""
     captioner: Captioner | None
     """A function of the inputs. It returns for each request one caption, or one per video and
-    image in prompt order. It runs in a thread where a core is free."""
+    image in prompt order. Where a core is free, it runs in a thread beside the target's prefill."""
     presence_penalty: float | None
     """How far the logit of a token falls once the answer contains it (OpenAI's penalty)."""
     frequency_penalty: float | None
@@ -156,9 +156,10 @@ class Request:
             requests = len(inputs["input_ids"])
             inputs = _repeat(inputs, copies)
             draft_inputs = None if draft_inputs is None else _repeat(draft_inputs, copies)
-            prefix_allowed_tokens_fn = prefix_allowed_tokens_fn and _renumber_rows(
-                prefix_allowed_tokens_fn, requests, copies
-            )
+            if prefix_allowed_tokens_fn is not None:
+                prefix_allowed_tokens_fn = _renumber_rows(
+                    prefix_allowed_tokens_fn, requests, copies
+                )
         # Make the limits, the sampling rules and the decoders.
         limits = generation_settings.answer_limits(
             config, inputs["input_ids"].shape[1], stopping_criteria or ()
@@ -235,7 +236,8 @@ class Request:
             if value is not None and name not in CALL_ARGUMENTS and name not in IGNORED_ARGUMENTS
         }
         others = model_inputs.keys() - PREPARED_INPUTS - RAW_PIXEL_INPUTS
-        # The known ones among these are grids of patches, and Qwen's ``second_per_grid_ts``.
+        # Two more kinds are known by how their names end: grids of patches, and Qwen's
+        # ``second_per_grid_ts``.
         if unknown := sorted(n for n in others if not n.endswith(("_grid_thw", "_ts"))):
             if unknown[0] in checked.to_dict():
                 raise OptionError(
@@ -264,7 +266,8 @@ class Request:
                 "saccade.generate directly"
             )
         limits = generation_settings.answer_limits(checked, ids.shape[1], stopping_criteria or ())
-        # Stop strings of the config are among the criteria already.
+        # The config's own stop strings are left out of the limits, because transformers has made
+        # one of the stopping criteria of them.
         stops = generation_settings.stop_strings(stop_strings)
         text_maker = TextMaker(_encoder(tokenizer), arguments.get("captioner"))
         inputs = {"input_ids": ids, **model_inputs}

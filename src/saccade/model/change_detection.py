@@ -191,21 +191,22 @@ class Snapshot:
         self._types: list[Any] = [*map(type, modules)]
         kinds = list(dict.fromkeys(self._types))
         self._forwards: list[tuple[Any, Any]] = [(kind, kind.forward) for kind in kinds]
+        # Of the modules in this list only the registries are compared, and a forward that was set
+        # on the module itself. Of every other module all attributes are compared.
         self._registries = [
             (module, _registries(module))
             for module in modules
             if id(module) in outer_ids or _has_tensor_attributes(module)
         ]
-        # Of these modules only the registries are compared, one by one. Of all others the whole
-        # dictionary of attributes is compared.
         partly_compared = {id(module) for module, _ in self._registries}
-        registries = [vars(module)[name] for module in modules for name in REGISTRIES]
-        registries += GLOBAL_HOOKS
-        # These have no entries yet, so any entry is a change.
-        self._empty = [registry for registry in registries if not registry]
+        # The entries of all modules' registries are compared as well, and those of global hooks.
+        all_registries = [vars(module)[name] for module in modules for name in REGISTRIES]
+        all_registries += GLOBAL_HOOKS
+        # Those that are empty now are listed apart, because any entry in them is a change.
+        self._empty = [registry for registry in all_registries if not registry]
         self._dicts: list[dict[Any, Any]] = [
             *(vars(module) for module in modules if id(module) not in partly_compared),
-            *(registry for registry in registries if registry),
+            *(registry for registry in all_registries if registry),
             *_contents_of_modeling_files(kinds),
             *(config.__dict__ for config in configs),
         ]

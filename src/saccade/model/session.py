@@ -202,11 +202,12 @@ class Session:
         # As many leading rows as possible are reused: the request's own, or those of a prompt in
         # the prefix cache.
         reused_rows, prefix_key = 0, None
-        # Rows whose logits or attention are needed must be computed, even if they are stored.
-        first_needed = int(text[0]) if recorded_columns and len(text) else len(prompt)
-        # At the prompt's end such rows are the followed ones, or the last one if none are followed.
+        # Rows whose logits or attention are needed must be computed, even if their keys are stored.
+        # These are the rows of ``text`` if attention is recorded, and the followed rows at the
+        # prompt's end. The last row is always among them, because its logits are needed.
+        first_recorded = int(text[0]) if recorded_columns and len(text) else len(prompt)
         needed_at_end = max(1, follow_rows)
-        max_reused = max(0, min(first_needed, len(prompt) - needed_at_end))
+        max_reused = max(0, min(first_recorded, len(prompt) - needed_at_end))
         if old is not None:
             reused_rows = _cut_to_prompt(old, prompt, min(shared_rows, max_reused))
             # A layer that evicts keys gets the room that it needs in each forward. If room for the
@@ -461,9 +462,11 @@ class Session:
         memory than a prompt of its length. The last chunk stays pending."""
         request = self.requests[number]
         pending, length = request.pending, request.text_length
-        *ends, _ = chunk_ends(0, len(pending), self.chunk)
-        for start, stop in pairwise(ends):
+        borders = chunk_ends(0, len(pending), self.chunk)[:-1]  # Without the last chunk's end.
+        for start, stop in pairwise(borders):
             request.pending = pending[start:stop]
+            # The positions of pending tokens are counted back from the end of the text. So while a
+            # chunk is read, the text ends with it.
             request.text_length = length - len(pending) + stop
             self.score({number: Tree()})
             request.pending = pending[stop:]
@@ -514,8 +517,8 @@ class Session:
     # -- score and commit ----------------------------------------------------------------------
 
     def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
-        """Returns the raw logits at the end of the text and at every node, in one forward for all
-        requests.
+        """Returns each request's scores, which hold the raw logits at the end of its text and at
+        every node of its tree. One forward computes them for all requests.
 
         Leading nodes that the previous tree had too are not computed again.
         """
@@ -828,14 +831,16 @@ def _copy_committed_keys(request: RequestState) -> None:
     # pending even if its keys could be copied, because the logits after it are needed.
     ready = max(0, min(request.source.length - source_prompt_rows, request.text_length - 1))
     # If a turn dropped the whole text, the last tokens of the prompt may be pending. Then the cache
-    # has fewer rows than the prompt, and ``copied`` is below 0.
+    # has fewer rows than the prompt, and ``copied`` is below 0: that many rows of the prompt's
+    # end are missing.
     copied = min(request.copied_tokens, request.cache.length - prompt_rows)
     # Recurrent layers have no keys. Their states can be copied only at lengths at which the source
     # knows them, so the number of tokens is lowered to such a length.
     ready = request.source.nearest_length(source_prompt_rows + ready) - source_prompt_rows
     if ready < copied:
-        # More was copied already, so there is nothing to copy. The fork keeps all its rows, also
-        # those that it computed itself, and only the tokens after them are pending.
+        # More was copied already, so there is nothing to copy. Only the tokens after the fork's
+        # rows are pending. These rows may be more than were copied, because the fork computes keys
+        # itself too, when it scores.
         tokens_with_keys = request.cache.length - prompt_rows
     else:
         request.cache.extend(

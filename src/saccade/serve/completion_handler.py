@@ -108,8 +108,8 @@ class CompletionHandler:
         is_complete = len(self._results) == self._slots
         if not is_complete and not self._has_failed:
             self._service.metrics.cancelled.inc()
-        # By the seconds of complete requests the queue estimates after how long a client that it
-        # refuses should try again.
+        # The queue averages how long complete requests took. From this it estimates after how long
+        # a client that it refuses should try again.
         seconds = time.monotonic() - self._arrived_at
         self._engine.queue.release(self._slots, seconds if is_complete else None)
 
@@ -236,8 +236,11 @@ class CompletionHandler:
                 bodies = stream.write(detokenizers[index].write(event.tokens))
                 pending[index] += event.logprobs
             else:
-                bodies = stream.write(detokenizers[index].finish(event.text or ""))
-                # The last body goes with the finish reason, after all that was not sent before.
+                # From the whole text of the answer, the detokenizer returns what it held back.
+                rest = detokenizers[index].finish(event.text or "")
+                bodies = stream.write(rest)
+                # The stream may have held back bodies too. They are sent before the last body,
+                # which goes with the finish reason.
                 unsent_bodies, last_body, reason = stream.end(event)
                 bodies += unsent_bodies
             for body in bodies:

@@ -28,10 +28,10 @@ draft measures plain decoding again.
 The state is computed round by round and holds only numbers, so the same rounds give the same state.
 When sampling, no measured time enters it, so that the drawn tokens do not depend on the speed of
 the machine. The seconds of a sampled round are then computed from the believed costs. Tokens that
-were drawn after a rejected one must not enter the state either. So the round counts as the seconds
-to draft and verify the levels that were judged, and at least as the seconds of a round with the
-chain length that is expected to decode fastest. With a copied draft it counts as the seconds to
-verify the copy.
+were drawn after a rejected one must not enter the state either. So of a draft only the levels that
+were judged count, and the round counts as the longer of two times. One is the time to draft and
+verify these levels. The other is the time of a round with the chain length that is expected to
+decode fastest. With a copied draft the round counts as the time to verify the copy.
 """
 
 from __future__ import annotations
@@ -303,13 +303,15 @@ class Auto(CostedShape):
         if self._next_round_measures_plain(estimates):
             return None
         if estimates.pause.is_running:
-            # No draft is judged during the pause, so whether drafting pays is not asked again.
+            # During the pause no draft of the model is judged, so whether drafting pays is not
+            # asked again.
             return None
         costs = self.believed_costs(estimates)
         expected_round = best_round(costs, estimates.acceptance.rate)
         # More than one token is expected only where some draft is faster than plain decoding.
         if expected_round[0] > 1:
             return Plan(costs, _rate_to_beat(estimates, costs, expected_round), costs.max_depth)
+        # A pause begins with its first plain round. Before that it is neither running nor over.
         if not estimates.pause.is_over:
             return None
         is_confirmed = self.has_measured_draft or estimates.times.draft_forward.weight > 0
@@ -456,8 +458,10 @@ class Auto(CostedShape):
         # that one slow draft does not outweigh it.
         prior = scale * bare.costs.draft
         weight = REMEMBERED_WEIGHT if self.has_measured_draft else FORWARD_PRIOR_WEIGHT
-        seconds, forwards = times.draft_forward
-        draft_forward = (seconds + weight * prior) / (forwards + weight)
+        measured = times.draft_forward
+        draft_forward = (measured.total + weight * prior) / (measured.weight + weight)
+        # The seconds that forwards of n > 1 rows were measured to take beyond ``scale`` times their
+        # bare ones, as a straight line over n: shift + slope (n - 1).
         shift, slope = times.line(scale)
         return BelievedCosts(
             draft_forward=draft_forward,
@@ -474,14 +478,15 @@ class Auto(CostedShape):
         They are the measured ones, with two exceptions: when sampling, and in the first round of a
         size, because CUDA graphs make later rounds of that size quicker. In both cases they are
         what the round is believed to take. For a copy that is the time to verify it. For another
-        draft it is the time to draft and verify the levels that were judged, and at least the time
-        of the round that is expected to decode fastest.
+        draft it is the time to draft and verify the levels that were judged, or that of the round
+        that is expected to decode fastest if this is longer.
         """
         if not round.p.rules.sample and not round.first_of_size:
             return sum(_seconds_of_request(round))
         costs = self.believed_costs(estimates)
         if round.tree.match_length:
             return costs.verify(1 + len(round.tree))
+        # The judged levels are those of accepted tokens, and one more after a rejection.
         levels = len(round.verdict.accepted) + (round.verdict.kind == "recovered")
         _, fastest_round_seconds = best_round(costs, estimates.acceptance.rate)
         return max(costs.drafting(levels) + costs.verify(1 + levels), fastest_round_seconds)
@@ -507,9 +512,9 @@ class Auto(CostedShape):
         of later rounds, and after a round whose forward was shared.
 
         The third case has an exception. ``since_plain`` counts the rounds with drafts since the
-        last one without, and a shared round without a draft sets it to 0. Otherwise a round that
-        decodes plainly to measure what that takes would be followed by another, for as long as
-        forwards are shared.
+        last round without one. Once it is high enough, the next round decodes plainly, to measure
+        what that takes. Such a round sets the count to 0 even if its forward was shared. Otherwise
+        every further round would decode plainly, for as long as forwards are shared.
         """
         times = estimates.times
         rows = 1 + len(round.tree)

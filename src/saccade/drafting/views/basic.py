@@ -76,11 +76,11 @@ class Ranking(Protocol):
 class Pruned(EarlyView):
     """Keeps a share ``keep`` of the visual tokens: those that ``select`` chooses.
 
-    ``positions``: "original" leaves each token's position as it was; "repacked" counts the tokens
-    that stay from 0, with one number on every axis. ``early`` is what a draft that runs in parallel
-    with the target reads before the target's prefill has ended. "wait" is nothing, and "all" is
-    every token. "superset" is twice the budget: the most salient tokens, by the part of the
-    saliency that needs no attention of the target.
+    ``positions``: "original" leaves each token's position as it was. "repacked" gives the tokens
+    that stay new positions 0, 1, 2, ..., the same on every axis. ``early`` is what a draft that
+    runs in parallel with the target reads before the target's prefill has ended. "wait" is nothing,
+    and "all" is every token. "superset" is twice the budget: the most salient tokens, by the part
+    of the saliency that needs no attention of the target.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Pruned(EarlyView):
     refresh: Refresh | None = None  # If given, tokens are chosen again during the answer.
     early: Early = "wait"
     rounding: saliency.Rounding = "nearest"  # How ``keep`` times the number of tokens is rounded.
-    images: float | None = None  # The share of images' tokens to keep; None keeps ``keep`` of them.
+    images: float | None = None  # The share of images' tokens to keep; None stands for ``keep``.
 
     def __post_init__(self) -> None:
         if self.early == "superset" and not isinstance(self.select, Ranking):

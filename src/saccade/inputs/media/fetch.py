@@ -242,8 +242,8 @@ class WebAddress:
 def is_public(address: IPAddress) -> bool:
     """Whether an address is on the public internet.
 
-    Addresses of this machine, of its network and of a cloud's services are not. Of IPv6 addresses
-    only global unicast ones are, and of those not the blocks that wrap an IPv4 address.
+    Addresses of this machine, of its network and of a cloud's services are not, and neither are
+    those in ``SPECIAL_NETWORKS``. An IPv6 address has to be a global unicast one.
     """
     if address.version == 6 and address not in GLOBAL_UNICAST:
         return False

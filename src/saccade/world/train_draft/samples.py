@@ -61,8 +61,8 @@ CANVASES: dict[Kind, list[Canvas]] = {
 
 def readable_kinds(loaded: Loaded, kinds: Sequence[Kind]) -> Sequence[Kind]:
     """Returns the kinds that a model's processor takes; some processors take no videos."""
-    videos = getattr(loaded.processor, "video_processor", None) is not None
-    return [kind for kind in kinds if kind != "video" or videos]
+    takes_videos = getattr(loaded.processor, "video_processor", None) is not None
+    return [kind for kind in kinds if kind != "video" or takes_videos]
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,8 @@ def append_answer(
     sample["kept_mask"] = torch.cat([kept_mask, torch.ones_like(answer_ids, dtype=torch.bool)], 1)
     for name in TOKEN_TYPES & inputs.keys():
         types = inputs[name]
-        sample[name] = torch.cat([types, answer_ids.to(types.dtype) * 0], 1)
+        text_types = torch.zeros_like(answer_ids, dtype=types.dtype)  # An answer is text: type 0.
+        sample[name] = torch.cat([types, text_types], 1)
     return sample
 
 
