@@ -68,6 +68,27 @@ def each_family(names: Any) -> list[Any]:
     return [pytest.param(name, marks=needs_package(name)) for name in names]
 
 
+def processor_outputs() -> Iterator[Any]:
+    """Yields every family that works, with every kind of prompt that it reads."""
+    for family in checkpoints.FAMILIES:
+        if family not in {**EXPECTED_REFUSALS, **KNOWN_CRASHES}:
+            for kind in zoo.kinds(family):
+                yield pytest.param(family, kind, marks=needs_package(family))
+
+
+@pytest.mark.representatives(6)
+@pytest.mark.parametrize(("family", "kind"), [*processor_outputs()])
+def test_whatever_a_processor_returns_can_come_through_transformers(family: str, kind: str) -> None:
+    """Claim: ``model.generate(**inputs, custom_generate=saccade.generate)`` takes a processor's
+    output as it is. Fails if an input is refused because its name is not known here."""
+    target = zoo.member(family)
+    inputs, expected = zoo.case(target, kind, count=8)
+    output = target.backbone.model.generate(
+        **inputs, custom_generate=saccade.generate, max_new_tokens=8, do_sample=False
+    )
+    assert output[0, inputs["input_ids"].shape[1] :].tolist() == expected
+
+
 @pytest.mark.representatives(3)
 @pytest.mark.parametrize(("family", "kind", "method"), [*comparisons()])
 def test_ids_are_those_of_generate(family: str, kind: str, method: str) -> None:

@@ -6,6 +6,7 @@ stop. It is made before any forward, so a call that cannot be answered fails at 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,9 +35,6 @@ PREPARED_INPUTS = {"attention_mask", "position_ids", "mm_token_type_ids", "mm_en
 # The input with the pixels of each kind of media. Some families count the patches of each medium
 # in another input, ``image_grid_thw`` or ``video_grid_thw``.
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
-# Transformers 5.17 passes pixels to ``custom_generate``. Later versions pass the output of the
-# vision tower.
-RAW_PIXEL_INPUTS = {*PIXELS.values(), "image_sizes", "batch_num_images", "pixel_attention_mask"}
 # Arguments that transformers' ``generate`` passes to its own decoding loops, which are not used
 # here. The cache is named "cache" from Transformers 5.24 on.
 IGNORED_ARGUMENTS = ("past_key_values", "cache", "logits_to_keep", "use_cache", "synced_gpus")
@@ -235,10 +233,11 @@ class Request:
             for name, value in arguments.items()
             if value is not None and name not in CALL_ARGUMENTS and name not in IGNORED_ARGUMENTS
         }
-        others = model_inputs.keys() - PREPARED_INPUTS - RAW_PIXEL_INPUTS
-        # Two more kinds are known by how their names end: grids of patches, and Qwen's
-        # ``second_per_grid_ts``.
-        if unknown := sorted(n for n in others if not n.endswith(("_grid_thw", "_ts"))):
+        # What transformers passes on is an input of the model, such as a processor's output, if the
+        # model's forward takes it. ``inputs_embeds`` would take the place of the ids.
+        others = model_inputs.keys() - PREPARED_INPUTS
+        taken = inspect.signature(target.model.forward).parameters.keys() - {"inputs_embeds"}
+        if unknown := sorted(others - taken):
             if unknown[0] in checked.to_dict():
                 raise OptionError(
                     f"{unknown[0]}= is a setting that transformers prepares: give it to "
