@@ -36,9 +36,9 @@ class Capability(Enum):
     PLAIN_DECODING = "a drafter that drafts nothing", "drafter=none"
     READS_VIEW = "a drafter that reads what the view keeps", "drafter=model"
     # A drafter with READS_TARGET_PROMPT does not prefill: it starts from the target's own keys of
-    # the prompt. No part needs that, but the target must then keep the keys behind its windows. A
-    # drafter with TARGET_KEYS also serves views that work on these keys themselves, for example by
-    # choosing among them again during the answer.
+    # the prompt. No part needs this capability. Where a drafter offers it, the target's layers with
+    # a sliding window must keep the keys that the window has passed. A drafter with TARGET_KEYS
+    # also serves views that choose other keys for each key head, or choose again during the answer.
     READS_TARGET_PROMPT = "the target itself as the drafter", "drafter=self"
     TARGET_KEYS = (
         "a drafter that picks among the target's own keys",

@@ -24,17 +24,19 @@ SECONDS_DECAY = 0.97  # Each round multiplies the weight of earlier rounds on a 
 # is at least this.
 MIN_MEASURED_ROUNDS = 3.0
 OUTLIER_FACTOR = 4.0  # A round counts as at most this many times its expected seconds.
-# Forwards of more rows than the latest one are believed to take some seconds more than that one.
-# Each round takes this share off these extra seconds. So row counts that were slow in a busy moment
-# are tried again.
+# Forwards of more rows than the latest one are believed to take longer than that one. Each round
+# takes this share off the difference. So row counts that were slow in a busy moment are tried
+# again.
 EXTRA_COST_DECAY = 0.02
 TIMES_MEMORY = 0.95  # Each forward multiplies the weight of earlier forwards by this.
 FORWARD_OUTLIER_FACTOR = 2.0  # A forward counts as at most this many times its expected seconds.
 # Measured forwards give the expected seconds of later ones once their decayed number is at least
-# this. Until then, a draft is expected to take its believed seconds, and the measured seconds of a
-# forward of the target are taken as they are, without the cap.
+# this. Until then, a forward of the draft is expected to take the seconds that it was expected to
+# take when the answer began, and the measured seconds of a forward of the target are taken as they
+# are, without the cap.
 MIN_FORWARDS_FOR_OUTLIERS = 3.0
-# The believed time of a forward weighs as much as this many measured forwards.
+# The prior of a forward's seconds weighs as much as this many measured forwards. The prior is the
+# seconds that were expected when the answer began, times the slowdown of forwards of one row.
 FORWARD_PRIOR_WEIGHT = 0.5
 # A least-squares slope of seconds over rows is a quotient, whose divisor is the sum of the squared
 # deviations of the rows. This is added to the divisor, so it draws the slope towards 0.
@@ -58,7 +60,7 @@ class FadingMean(NamedTuple):
     seconds of a forward."""
 
     total: float
-    weight: float  # how many tokens, or forwards, the total is of
+    weight: float  # what the total is divided by: tokens, the sum of their confidence, or forwards
 
     @property
     def mean(self) -> float:
@@ -251,12 +253,13 @@ def correct_ratios(
     """Returns the corrected ratios after a forward of ``rows`` rows took ``measured`` seconds.
 
     ``bare[n]`` are the seconds of a forward of n rows as they were measured before the first
-    answer, and ``ratios[n]`` is the factor by which such a forward is believed to take longer.
+    answer. Such a forward is believed to take ``ratios[n]`` times as long.
 
-    If the forward took longer than was believed, its seconds are believed from now on; otherwise
-    their mean with those believed before. Fewer rows are believed to take no longer than this
-    forward, and more rows no less. What more rows are believed to take falls a little with every
-    round that does not try them, so that they are tried again some day.
+    If the forward took longer than was believed, forwards of so many rows are now believed to take
+    the measured seconds. If it was quicker, they are believed to take the mean of the measured
+    seconds and those believed before. Forwards of fewer rows are believed to take no longer than
+    that, and those of more rows no less. Where forwards of more rows were believed to take longer,
+    their seconds fall a little each time, so that they are tried again some day.
 
     For example, 1, 2 and 3 rows were believed to take 10, 12 and 14 ms, and a forward of 2 rows
     took 20 ms. From now on they are believed to take 10, 20 and 20 ms.
@@ -280,10 +283,10 @@ class ForwardTimes(NamedTuple):
     The initial seconds of a forward are those that it was expected to take when the answer began.
     The answer's rounds do not correct them.
 
-    Forwards of one row have a mean of their own, because drafting has to beat them. Forwards of
-    more rows have a least-squares line over their rows (:meth:`line`). It gives the seconds that
-    they take beyond ``scale`` times their initial ones, where ``scale`` is how many times its
-    initial seconds a forward of one row takes. The line's slope is 0 until forwards of different
+    Forwards of one row have a mean of their own, because drafting has to beat them. They take
+    ``scale`` times their initial seconds (:meth:`plain_slowdown`). Forwards of more rows take
+    ``scale`` times their own initial seconds and some seconds more or less, which a least-squares
+    line over the rows gives (:meth:`line`). The line's slope is 0 until forwards of different
     numbers of rows have been measured.
     """
 

@@ -548,12 +548,14 @@ class ModelDrafter(SessionDrafter, ParallelWork):
         for i, (prompt, prefix) in enumerate(zip(prompts, earlier.prefixes, strict=True)):
             state = session.requests[i]
             prefilled = self._prefilled_prompts[i]
-            # How many leading rows of the draft's prompt were in earlier turns. Where the draft's
-            # prompt may have other rows than the target's, they are counted anew.
+            # How many leading rows of the draft's prompt were in earlier turns. ``prefix`` has this
+            # number for the target's prompt. The draft's prompt may have other rows than that one,
+            # and then its own are counted.
             shared = prefix.shared_rows
             if not self._shares_rows:
                 shared = prefilled.shared_rows(state, prompt, prefix.shared_media)
-            # The view chooses among the rows after these.
+            # The view chooses among the rows after these. It is also given the results of the
+            # target's prefill for the new rows of the target's prompt.
             new = self._with_image_rows(prompt.keep_from(shared))
             seconds += clock.lap()
             pruned_new = view(prefills[i].to(model.device).tail(prefix.shared_rows), new)
@@ -624,7 +626,8 @@ class SelfDrafter(SessionDrafter):
         self._window_rows: dict[int, int] = {}
         # The target's prefill and the current pruned prompt of requests whose view is refreshed.
         self._refreshed_views: dict[int, tuple[Prefill, Prompt]] = {}
-        self._rounds: dict[int, int] = {}  # of each of those requests since its first draft
+        # How many rounds each of these requests has had since ``read_prompts`` applied the view.
+        self._rounds: dict[int, int] = {}
 
     def read_prompts(
         self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None

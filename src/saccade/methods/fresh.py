@@ -6,9 +6,10 @@ the answer goes on. On real weights the keys chosen at prefill later get .65 of 
 the K keys with the most attention get at that time, so drafts end early.
 
 The target computes the queries of every verified row anyway when it verifies. So before every n-th
-round each key j gets a score: its mean attention A from the last R verified rows i, summed over the
-query heads of a group, and raised by the share ``hold`` if the draft reads the key already, so that
-small differences do not replace keys. The draft then reads the K keys with the highest scores:
+round each visual key j gets a score: the attention A to it, averaged over the last R verified rows
+i and summed over the query heads of a group. If the draft reads the key already, the score is
+raised by the share ``hold``, so that small differences do not replace keys. The draft then reads
+the K keys with the highest scores:
 
     K'_{l,h} = top-K_j  (1 + hold [j in K_{l,h}])  mean_i  sum_{g in group h}  A_{l,g}[i, j]
 

@@ -121,9 +121,10 @@ class Streaming(Budgeted):
     ``PerHead`` keeps."""
 
     name: str = "streaming"
-    # If this is a number, the draft always reads so many first tokens. The window after them slides
-    # as the answer grows: new tokens replace the oldest ones. If it is None, there are ``SINKS``
-    # first tokens, and the window does not slide: new tokens are added, and none is replaced.
+    # If this is a number, the draft always reads so many first tokens of the prompt. The window
+    # after them slides: as the answer grows, the window's oldest tokens of the prompt are dropped.
+    # If it is None, there are ``SINKS`` first tokens, and the window does not slide: no token is
+    # dropped.
     sinks: int | None = SINKS
 
     @property

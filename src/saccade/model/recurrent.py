@@ -325,7 +325,10 @@ class Updates:
         return Updates(self.inputs[..., path[-1] + 1 :, :], writes)
 
     def followed_by(self, later: Updates) -> Updates:
-        """Returns the updates of these rows and of later ones, which start from the same state."""
+        """Returns the updates of these rows, followed by those of later rows of the same tree.
+
+        The decays of both are sums from the tree's root on, so they are joined as they are.
+        """
         inputs = torch.cat([self.inputs, later.inputs], -2)
         if self.writes is None or later.writes is None:
             return Updates(inputs)
@@ -1001,8 +1004,8 @@ def replacement_forward(
     """Returns the function that replaces the module's forward during one forward of the model."""
 
     def run(hidden_states: Float[Tensor, "1 all dim"], **_: Any) -> Float[Tensor, "1 all dim"]:
-        # Without rows this is the forward of ``Backbone._find_head_shapes``. It reads the shapes of
-        # keys alone, so any output of the right shape will do.
+        # Without rows the model is run only to find the shapes of its keys and values
+        # (``Backbone._find_head_shapes``), so any output of the right shape will do.
         if rows is None:
             return torch.zeros_like(hidden_states)
         return mixer.compute(hidden_states[0], rows, layer)[None]

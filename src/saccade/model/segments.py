@@ -38,13 +38,14 @@ class Segment:
     """Stores the queries of the segment's last rows, or of all its rows, so that their attention
     can be computed after the forward."""
     pages: Pages | None = None
-    """The rows of another cache in pages of a few rows each, if a token reads only some of the
-    pages. In each layer, a token's queries choose its pages. Their keys and values are copied over
-    the first rows of ``cache``, and then the token attends to ``cache``."""
+    """The rows of another cache in pages of a few rows each, of which a token reads only some; None
+    if tokens read the rows of ``cache`` alone. In each layer, a token's queries choose its pages.
+    The keys and values of these pages are copied over the first rows of ``cache``, and then the
+    token attends to ``cache``."""
     committed_rows: int = 0  # how many of the first tokens are committed once the forward has ended
     scored_nodes: int = 0  # how many of the tree's first nodes earlier forwards have scored
     last_visible_row: Int[Tensor, " new"] | None = None
-    """For each token, the last row that it sees; None where no token sees a later one.
+    """For each token, the last row of ``cache`` that it sees; None where no token sees a later one.
 
     Tokens with the same last row see each other, for example those of a picture that is read in
     both directions."""

@@ -34,8 +34,9 @@ RETRY_AFTER_ROUNDS = 8  # The first wait, in rounds without drafts, before draft
 MAX_RETRY_ROUNDS = 512  # The longest such wait.
 MIN_SPEEDUP = 1.03  # Nothing is drafted if the expected speedup over plain decoding is smaller.
 
-# Before any verdict it is as if one token of confidence 0.9 had been judged, 0.8 of it accepted.
-# So the acceptance rate begins at 0.8, and confidences are first multiplied by 0.8/0.9.
+# The estimate before any verdict: one judged token, in which the draft's confidence was 0.9, counts
+# as 0.8 accepted tokens. So the acceptance rate begins at 0.8, and confidences are first multiplied
+# by 0.8/0.9.
 PRIOR = Acceptance(
     accepted=FadingMean(total=0.8, weight=1.0),
     calibration=FadingMean(total=0.8, weight=0.9),

@@ -42,6 +42,8 @@ def draft_inputs(
     """Returns a request as inputs of the draft's model; None where a medium's data are gone.
 
     ``ids`` are the prompt's, with all placeholders. ``features`` are vLLM's, one for each medium.
+    ``placeholders`` has the kind of medium of each placeholder's id, and ``processor`` is the
+    draft's.
     """
     if any(feature.data is None for feature in features):
         return None
@@ -81,9 +83,9 @@ def _token_kinds(
 def normalize_pixels(pixels: Tensor, processor: Any) -> Tensor:
     """Returns pixels scaled and normalized as a vision tower reads them.
 
-    vLLM may carry pixels as bytes and scale them later. Pixels are either patches [patch, channel x
-    ...], in which all values of a channel follow each other, or pictures [..., channel, height,
-    width].
+    vLLM may carry pixels as bytes and scale them later. Pixels of another type are scaled already,
+    and are returned as they are. Pixels are either patches [patch, channel x ...], in which all
+    values of a channel follow each other, or pictures [..., channel, height, width].
     """
     if pixels.dtype != torch.uint8:
         return pixels

@@ -81,7 +81,9 @@ def _pick(rng: np.random.Generator, options: Sequence[T]) -> T:
 def _object_words(scene: Scene, index: int, color: str = "") -> Words:
     """Returns the words of one object.
 
-    ``name`` ('red circle') has the object's colour at the start, whatever ``color`` is.
+    An object's colour may change. ``color`` is the one at the time that a question is about, and is
+    left out for a question that is about no time. ``name`` ('red circle') always has the colour at
+    the start.
     """
     thing = scene.objects[index]
     return {
@@ -111,7 +113,8 @@ def _object_list(scene: Scene, indices: Iterable[int]) -> str:
 
 
 def _count_colour(scene: Scene, rng: np.random.Generator) -> Words:
-    """Draws a colour, mostly one that is visible at the start, and counts its objects there."""
+    """Draws a colour, mostly one that is visible at the start, and counts the objects that have it
+    at the start."""
     colors = [s.color for s in visible_states(scene, 0.0)]
     color = _pick(rng, colors) if rng.random() < 0.75 else _pick(rng, COLORS)
     return {"color": color, "number": count_phrase(colors.count(color), voice_of(scene).noun)}

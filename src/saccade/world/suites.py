@@ -103,8 +103,11 @@ class Kind:
     """Whether a further turn asks the question of the next item, with that item's picture."""
 
     def item(self, name: str, seed: int, length: str) -> Item:
-        """Returns the item of one seed; ``name`` is the key of this kind in ``TASKS`` or
-        ``SECOND_TURN_TASKS``."""
+        """Returns the item of one seed.
+
+        ``name`` is the key of this kind in ``TASKS`` or ``SECOND_TURN_TASKS``, and ``length`` is a
+        key of ``LENGTHS``.
+        """
         scene = scenes.scene(seed)
         first, *later = self.turns(dialogues.conversation(scene, self.world_task, seed), seed)
         later_questions = [turn.question for turn in later]
@@ -189,7 +192,9 @@ def suites() -> dict[str, DrawnSuite]:
                 continue
             name = task if length == DEFAULT_LENGTH else f"{task}-{length}"
             setting = Setting(
-                "the embedded world", samples=SAMPLES, max_new_tokens=kind.max_answer_tokens
+                paper="the embedded world",
+                samples=SAMPLES,
+                max_new_tokens=kind.max_answer_tokens,
             )
             suites_by_name[name] = DrawnSuite(name, task, length, setting)
     return suites_by_name

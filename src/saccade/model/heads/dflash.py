@@ -121,11 +121,13 @@ class BlockSettings:
                 f"{name} is no DFlash head: its config names no target_layer_ids or no "
                 "mask_token_id"
             )
+        # The anchor is the text's last token, which is row 0 of a block.
+        first_row = 0 if entries.get("sample_from_anchor") else 1
         return cls(
             hidden_layers,
             int(entries["mask_token_id"]),
             int(entries.get("block_size") or DEFAULT_BLOCK_SIZE),
-            0 if entries.get("sample_from_anchor") else 1,
+            first_row,
             tuple(_read_visibilities(entries, layers)),
             float(entries.get("input_embedding_scale") or 1.0),
             float(entries.get("output_multiplier") or entries.get("logit_scale") or 1.0),
@@ -141,10 +143,10 @@ class BlockSettings:
 def _read_visibilities(entries: dict[str, Any], layers: Qwen3Config) -> list[BlockVisibility]:
     """Returns what each layer's rows see.
 
-    Layers with a window are causal and others are not, unless a config says otherwise: z-lab's by
-    ``is_causal`` or ``causal`` for all layers, speculators' by ``sliding_window_non_causal`` for
-    layers with a window. In transformers' own class of such heads (``muse_glimmer_assistant``) no
-    layer is causal.
+    Layers with a window are causal and others are not, unless a config says otherwise. Configs of
+    z-lab's heads say so by ``is_causal`` or ``causal``, for all layers. Configs of speculators'
+    heads do by ``sliding_window_non_causal``, for layers with a window. In transformers' own class
+    of such heads (``muse_glimmer_assistant``) no layer is causal.
     """
     is_causal = entries.get("is_causal", entries.get("causal"))
     if is_causal is None and entries.get("sliding_window_non_causal"):
