@@ -49,8 +49,8 @@ def draft_only_recipe(name: str) -> Recipe:
             f"{name}: a draft answers by itself under one view of the pixels, not under words in "
             "their place; choose another view"
         )
-    # Such a view gets its share of the tokens from ``recipe.plan``, by the costs of the target and
-    # the draft. No plan is made here, because the target does not answer.
+    # A view that needs costs is given its share of the tokens when a recipe is planned, by the
+    # costs of the target and the draft. No plan is made here, because the target does not answer.
     if Capability.COSTS in recipe.view.needs:
         raise OptionError(f"{name}: that view needs a target that answers; choose another view")
     return recipe

@@ -15,8 +15,8 @@ EXPECTED_COST_PER_ROW = {"cpu": 0.055, "cuda": 0.005}
 The CPU's was measured on tiny models (notebook/LOG.md). The GPU's is assumed.
 """
 EXPECTED_ROWS = (1, 26)
-"""An estimate is made for these two numbers of rows. All other costs lie on the line through the
-two."""
+"""The two numbers of rows for which costs are estimated. The costs of all other numbers of rows lie
+on the line through these two points."""
 
 
 @dataclass(frozen=True)

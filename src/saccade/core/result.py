@@ -78,7 +78,11 @@ class Round:
 
     @property
     def has_typical_duration(self) -> bool:
-        """Whether the duration of this round predicts that of later rounds."""
+        """Whether the duration of this round predicts that of later rounds.
+
+        An opening has no duration of its own, and forwards that are the first of their size are
+        slower than later ones.
+        """
         return self.verify_seconds > 0 and not self.first_of_size
 
     @property

@@ -51,7 +51,7 @@ class CorpusWorker:
     def open(self, jobs: Sequence[ClipJob]) -> list[OpenedJob | Row]:
         """Reads the jobs' videos and documents; a job that cannot be read becomes an error row.
 
-        This needs no model, so another thread may do it while this one answers.
+        This needs no model, so one thread may do it while another one answers.
         """
         return [self._open(job) for job in jobs]
 
@@ -106,7 +106,8 @@ class CorpusWorker:
     def _combined_captioner(
         self, jobs: Sequence[OpenedJob]
     ) -> Callable[[Inputs], list[Sequence[str]]] | None:
-        """Returns a function that makes captions of all clips, or None where there is no captioner.
+        """Returns a function that returns the captions of each job's clip; None where there is no
+        captioner.
 
         Views that read captions call it; other views do not, so no caption is made in vain.
         """
@@ -139,12 +140,12 @@ def _answer_fields(subject: subjects.Subject, result: Result) -> dict[str, Any]:
 
 
 def answer_locally(settings: CaptionSettings) -> AnswerJobs:
-    """Returns a function that answers in this process, and reads videos ahead in a thread."""
+    """Returns a function that answers groups of jobs in this process and yields each group's rows.
+    While it answers a group, a thread reads the videos and documents of the next one."""
     worker = CorpusWorker(settings)
 
     def answers(groups: Iterable[Sequence[ClipJob]]) -> Iterator[Sequence[Row]]:
         with ThreadPoolExecutor(1) as reader:
-            # While a group is answered, the thread reads the next one.
             reading = None
             for group in groups:
                 next_reading = reader.submit(worker.open, group)

@@ -82,6 +82,8 @@ def _grow_together(growths: Mapping[int, Growth]) -> dict[int, Proposal]:
             for request, scores in scores_by_request.items()
         }
 
+    # In each step ``drive`` calls ``score`` once, with the trees of all drafts that are still
+    # growing. When all drafts have ended, it returns their trees.
     try:
         all_trees = drive(score, drafts, last_scores)
     except Exception:

@@ -35,7 +35,8 @@ class Axis(ABC):
 
     @abstractmethod
     def describe(self, recipe: Recipe) -> str | None:
-        """Returns a recipe's value as an override writes it; None where it is the default."""
+        """Returns a recipe's value on this axis, as it is written after the "=" of an override.
+        Returns None where it is the default."""
 
     @abstractmethod
     def options(self) -> list[str]:
@@ -55,7 +56,8 @@ class Setting(Axis):
     field: str  # the name of the field that is set
     parse: Callable[[str, str], Any]  # (axis, text) -> value; raises MethodError
     choices: str | tuple[str, ...]  # the possible values, as ``saccade methods`` shows them
-    # The error's words after the axis's name where no part has the field: "needs view=pages".
+    # If no part of a recipe has the field, the error is the axis's name and these words, such as
+    # "needs view=pages".
     unmet_message: str = ""
     default: object = None  # A description of a recipe omits the axis if the field has this value.
     to_text: Callable[[Any], str] = str  # value -> its text in an override
@@ -118,7 +120,7 @@ class Setting(Axis):
 @dataclass(frozen=True)
 class ViewSetting(Setting):
     """A setting of a field that views of several classes have. It applies only to views whose
-    ``settings`` contain the field's name."""
+    ``settings``, the names of the fields that an override may set, contain the field's name."""
 
     def applies(self, owner: View) -> bool:
         return self.field in owner.settings

@@ -92,6 +92,7 @@ class Stream(Iterator[Round]):
                 vision = ConversationVision()
             if old_batch is not None and has_same_models and old_batch.vision is not None:
                 vision = old_batch.vision  # Media that stay are not run through the tower again.
+            # Planning has a scope of its own, because costs may be measured in it.
             with planning_scope(target, recipe, exact, request.is_sampled):
                 batch = RequestBatch(
                     target, recipe, request, draft=draft, exact=exact, phase=phase, vision=vision
@@ -154,14 +155,22 @@ class Stream(Iterator[Round]):
         start = len(ids)
         ids += round.emitted
         is_finished = round.finish is not None
-        stop = batch.stops.stopped_by.get(round.request)
-        decode_text = partial(self.text_decoder.added_text, ids, start, len(ids), is_finished, stop)
+        # The stop string that ended the answer, if one did.
+        stop_string = batch.stops.stopped_by.get(round.request)
+        # Later rounds add to ``ids``, so the function gets the end of this round's tokens too.
+        end = len(ids)
+        decode_text = partial(
+            self.text_decoder.added_text, ids, start, end, is_finished, stop_string
+        )
         return replace(round, decode_text=decode_text)
 
     def _decode(
         self, batch: RequestBatch, phase: Phase, keep: bool
     ) -> Generator[Round, None, None]:
         peak = memory.PeakMemory(batch.target.devices)
+        # Each piece of a prompt and each round is computed in a scope of its own, in which PyTorch
+        # may use fewer threads while other programs keep cores busy. The scope ends before the
+        # round is yielded, so the caller's code never runs in it.
         scope = partial(step_scope, batch.target, self.recipe, batch.exact)
 
         def emit(round: Round) -> Round:

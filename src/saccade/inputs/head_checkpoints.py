@@ -70,6 +70,7 @@ def find_kind(settings: Mapping[str, Any]) -> HeadKind | None:
     """Returns the kind of head that a config describes; None where it describes no head."""
     architectures = settings.get("architectures")
     listed = architectures if isinstance(architectures, list) else [architectures]
+    # Configs of the library speculators name the kind of head in an entry of their own.
     names = [str(each) for each in (*listed, settings.get("speculators_model_type")) if each]
     kinds = (kind for kind in HEAD_KINDS if any(map(kind.architectures.search, names)))
     return next(kinds, None)

@@ -11,10 +11,10 @@ of the views' laws q_i:
 
 t runs over the token positions verified so far, or the last h of them. The bonus token's position
 is not among them, because no view has a law there. D is the KL divergence, the total variation
-distance (TVD), or 1 where the arg-max of q is not the target's and else 0. With the last of these,
-weights of equally many misses are compared by their KL, as in the published runs of MT*. Both p and
-q are the models' own laws, before any sampling rule. From round to round no laws are kept, only the
-sums of D and, with a window, D at each position in it.
+distance (TVD), or a miss: 1 where the arg-max of q is not the target's and else 0. Weights that
+miss equally often are compared by their KL, as in the published runs of MT*. Both p and q are the
+models' own laws, before any sampling rule. From round to round no laws are kept, only the sums of D
+and, with a window, D at each position in it.
 
 MTCP*'s published code takes softmax(log(1/e) / tau), so w is proportional to 1/e at tau = 1. Only
 the ratios of the errors count. With the equation as printed, the weights become equal as the sums
@@ -99,7 +99,8 @@ class History:
 
 
 def distances(p: LogLaw, q: Float[Tensor, "candidate position vocab"], name: Distance) -> Tensor:
-    """Returns the distances of each candidate from p, as [position, candidate, column]."""
+    """Returns the distances of each candidate from p [position, vocab], as [position, candidate,
+    column]."""
     p_for_each = p.expand_as(q)
     columns = [distance(p_for_each, q) for distance in DISTANCES[name]]
     return torch.stack(columns, -1).transpose(0, 1)
@@ -123,9 +124,10 @@ class Equal(Weighting):
 def grid(views: int) -> tuple[tuple[float, ...], ...]:
     """Returns every way to share ten tenths among views, the first view's share falling: eleven for
     two views, 66 for three, 286 for four."""
-    # Stars and bars: the tenths and the bars between views stand in a row of places. The tenths
-    # between two neighbouring bars are one view's share: for two views of eleven places, a bar at
-    # place 3 gives .3 and .7.
+    # Stars and bars: ten tenths, and a bar between each view and the next, fill a row of places.
+    # The tenths between two bars, or between a bar and an end of the row, are one view's share. For
+    # two views there is one bar, and eleven places. A bar at place 3, counted from 0, has three
+    # tenths before it and seven after it, so the shares are .3 and .7.
     places = GRID_STEPS + views - 1
     shares = []
     for bars in combinations(range(places), views - 1):
@@ -188,6 +190,7 @@ class Inverse(Weighting):
         return History(torch.zeros(views, len(DISTANCES[self.distance]), dtype=torch.double))
 
     def weights(self, state: History) -> tuple[float, ...]:
+        # Column 0 has the distances by the first function of ``DISTANCES``, which is the error.
         inverse = 1 / state.total[:, 0].clamp(min=LEAST_ERROR)
         closeness = inverse if self.as_printed else inverse.log()
         return tuple(torch.softmax(closeness / self.tau, 0).tolist())

@@ -183,8 +183,8 @@ class Backbone:
         self._tower = Tower(self.model, self.text, head)
         self.prefix_cache: PrefixCache | None = None  # A server shares one between its requests.
         self.graphs: dict[int, Any] = {}
-        """The decoding forwards that were captured as CUDA graphs (``capture_choice``), by the
-        number of layers that they run. :meth:`first_layers` shares the dictionary."""
+        """The decoding forwards that were captured as CUDA graphs, by the number of layers that
+        they run. :meth:`first_layers` shares the dictionary."""
         self.full_backbone: Backbone | None = None  # The whole model, if this is its first layers.
         self.rounding: Rounding | None = None  # How a draft's copies of the weights are rounded.
         self._rounded: dict[Rounding, Backbone] = {}
@@ -280,6 +280,11 @@ class Backbone:
         return decoder_changed or self._tower.weights_changed()
 
     def _describe_modules(self) -> tuple[Snapshot, Description]:
+        """Returns the model's present state in two forms.
+
+        The snapshot tells quickly whether anything was changed since. The description has what
+        matters to the computation, to find out whether a change that was noticed matters.
+        """
         # A rotary module that depends on the length stores numbers of the last text in itself. We
         # never read them, so they do not count as a change of the model.
         ignored = self.text.rotary_emb if self.rotates_by_length else None
@@ -776,7 +781,7 @@ class Backbone:
     @torch.no_grad()
     def embed_missing_rows(self, prompt: Prompt) -> Prompt:
         """Returns the prompt with the embeddings of those rows for which a view has given ids alone
-        (``Reading.ids_to_embed``)."""
+        (``Reading.ids_to_embed``, which is -1 for all other rows)."""
         ids = prompt.reading.ids_to_embed
         if ids is None:
             return prompt
@@ -868,6 +873,9 @@ def state_rows(segment: Segment) -> StateRows:
     if segment.recent_mask is None:
         ancestors = torch.ones(new, scored + new, dtype=torch.bool).tril_(scored)
     else:
+        # A segment has committed rows or earlier scored nodes, never both. So the columns of
+        # ``recent_mask`` are the committed rows and then all nodes, or the scored nodes and then
+        # the new ones. Only the committed rows are cut off, from both axes.
         ancestors = segment.recent_mask[committed:, committed:]
     return StateRows(states, segment.start, segment.stop, committed, scored, ancestors)
 

@@ -321,6 +321,7 @@ def _logits_differ(
         return True
     our_logits = torch.stack(rows).float()
     generated_logits = generated_logits.float()
+    # Where both logits of an id are -inf, their difference would be NaN. So 0 stands for -inf.
     generated_logits = generated_logits.masked_fill(generated_logits == float("-inf"), 0)
     our_logits = our_logits.masked_fill(our_logits == float("-inf"), 0)
     return not bool(_agree(our_logits, generated_logits, target.dtype).all())

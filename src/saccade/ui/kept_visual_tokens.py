@@ -52,9 +52,9 @@ def measure_kept_tokens(
     """Returns what each view of the draft kept: several for an ensemble, none if the draft reads no
     visual tokens.
 
-    ``recipe`` must be planned: the recipe of a stream that has started, in which everything is
-    decided that the method leaves open. A call costs a prefill of the target and one run of the
-    draft's vision tower.
+    A method may leave open how much the draft reads, and planning decides it. So ``recipe`` must be
+    planned, such as the ``recipe`` of a stream that has started. A call costs a prefill of the
+    target and one run of the draft's vision tower.
     """
     view = recipe.view
     offers = recipe.drafter.offers
@@ -112,12 +112,14 @@ def kept_share(prompt: Prompt, pruned: Prompt) -> Float[Tensor, " seen"]:
     """
     share = torch.zeros(len(prompt))
     heads, paged = pruned.reading.heads, pruned.reading.paged
-    # One entry for each head that keeps rows of its own, or a single one for all heads together.
+    # ``heads`` [layer, kv_head, kept] has the rows that each head keeps. It is None where all heads
+    # keep the same. ``kept_rows`` has one entry for each head of each layer, or a single one.
     kept_rows = [pruned.places[pruned.visual]] if heads is None else heads.flatten(0, 1)
     for rows in kept_rows:
         share[rows.cpu()] += 1 / len(kept_rows)
     if paged is not None:
-        share[paged.rows.cpu()] = paged.pages_per_step / len(paged.rows)
+        page_count = len(paged.rows)  # ``paged.rows`` is [page, row of the page].
+        share[paged.rows.cpu()] = paged.pages_per_step / page_count
     return share[prompt.visual.cpu()]
 
 
@@ -126,7 +128,7 @@ def on_grid(prompt: Prompt, values: Float[Tensor, " seen"]) -> Float[Tensor, "t 
 
     The medium's smallest time, row and column become index 0. Cells without a token are NaN.
     """
-    grid = prompt.grid.cpu()  # Each token's (medium, time, row, column).
+    grid = prompt.grid.cpu()  # Each visual token's (medium, time, row, column).
     in_first_medium = grid[:, 0] == grid[0, 0]
     places = grid[in_first_medium, 1:]
     t, h, w = (places - places.amin(0)).unbind(1)

@@ -2,8 +2,8 @@
 
 vLLM calls the constructor of a custom class with the config alone, and its ``propose`` with rows
 that do not name their requests. So ``plugin`` also hands over the runner that created the object.
-The names of the rows are read from the runner's batch, and the prompts from its ``requests`` and
-its ``encoder_cache``. If drafting fails, the engine goes on without a draft.
+The names of the rows are read from the runner's batch, and the prompts from the runner's
+``requests`` and ``encoder_cache``. If drafting fails, the engine goes on without a draft.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ log = logging.getLogger("vllm.saccade")  # A child of vLLM's logger, so that it 
 # How far two engines' outputs of the same vision tower may differ by rounding: the norm of the
 # difference of two rows over the norm of a row.
 MAX_RELATIVE_DIFFERENCE = 1e-2
+LEAST_SHARE_ALIKE = 0.99  # More than this share of the rows must be so near.
 
 
 class Draft(plugin.RunnerAware):
@@ -47,9 +48,11 @@ class Draft(plugin.RunnerAware):
 
     def __init__(self, vllm_config: Any, runner: Any = None) -> None:
         self._config, self._runner = vllm_config, runner
-        self._max_length: int = vllm_config.speculative_config.num_speculative_tokens
+        self._max_draft_tokens: int = vllm_config.speculative_config.num_speculative_tokens
         config = (vllm_config.additional_config or {}).get("saccade", {})
-        self._options = draft_options.read_options(config, os.environ, self._max_length)
+        # The option ``length`` is the length of every draft. If it is None, drafts are as long as
+        # pays, up to ``_max_draft_tokens``.
+        self._options = draft_options.read_options(config, os.environ, self._max_draft_tokens)
         self._view = self._options.resolve_view()
         self._proposer: Proposer | None = None  # None before a model is loaded and after a failure.
         # Whether the draft may use the output of the target's vision tower in vLLM instead of
@@ -74,7 +77,11 @@ class Draft(plugin.RunnerAware):
         device = self._config.device_config.device
         if self._options.draft == draft_options.LOOKUP_DRAFT:
             banned = placeholders(model_config.hf_config.to_dict())
-            self._proposer = Proposer(LookupDrafts(banned), self._max_length, self._options.length)
+            self._proposer = Proposer(
+                LookupDrafts(banned),
+                max_length=self._max_draft_tokens,
+                length=self._options.length,
+            )
             return
         dtype = str(model_config.dtype).removeprefix("torch.")
         self._loaded = load(self._options.draft, dtype=dtype, device=str(device))
@@ -103,9 +110,10 @@ class Draft(plugin.RunnerAware):
     ) -> list[list[int]]:
         """Returns the drafted tokens of each row of the batch; a row is one request.
 
-        There are none for a row that emitted nothing or is near the longest length.
-        ``sampled_token_ids`` are the tokens that each row has just emitted. ``token_ids_cpu`` has
-        the ids of its prompt and all emitted tokens, and ``num_tokens_no_spec`` their number.
+        There are none for a row that emitted nothing, or whose text is near the longest length that
+        vLLM allows (``max_model_len``). ``sampled_token_ids`` are the tokens that each row has just
+        emitted. ``token_ids_cpu`` has the ids of its prompt and all emitted tokens, and
+        ``num_tokens_no_spec`` their number.
         """
         proposals: list[list[int]] = [[] for _ in sampled_token_ids]
         self._reserve = None
@@ -117,19 +125,21 @@ class Draft(plugin.RunnerAware):
             for row, (name, end) in enumerate(zip(names, num_tokens_no_spec, strict=False)):
                 new = sampled_token_ids[row]
                 length = int(end)
-                has_room = length + self._max_length < self._config.model_config.max_model_len
+                has_room = length + self._max_draft_tokens < self._config.model_config.max_model_len
                 if new and has_room:
                     requests[row] = self._request_for(name, new, token_ids_cpu[row], length)
             self._proposer.forget_all_except(names)
             if self._attention_watch is not None:
                 self._attention_watch.forget_ended()
-            # The proposer learns the cost of decoding from the seconds of the target's last forward
-            # if that forward only decoded. If it prefilled a part of a row's prompt, the row
-            # emitted nothing and has no request, so ``decoding_only`` is False. A row near the
-            # longest length has no request either, so beside such a row no forward is counted.
-            # If the forward completed a row's prompt, the row emitted its first token and has a
-            # request, so ``decoding_only`` may be True. The proposer does not count that forward
-            # either, because it sees that the request is new.
+            # The proposer learns the cost of decoding from the seconds of the target's last
+            # forward, if that forward only decoded. There are three special cases:
+            # * The forward prefilled a part of a row's prompt, but not its end. The row emitted
+            #   nothing and has no request, so ``decoding_only`` is False.
+            # * The forward completed a row's prompt. The row emitted its first token and has a
+            #   request, so ``decoding_only`` may be True. The proposer sees that the request is
+            #   new, and does not count the forward.
+            # * A row is near the longest length. It has no request, so ``decoding_only`` is False
+            #   even if the forward only decoded.
             decoding_only = len(requests) == len(names)
             drafts = self._proposer.propose(list(requests.values()), decoding_only=decoding_only)
             for row, each in requests.items():
@@ -187,8 +197,8 @@ class Draft(plugin.RunnerAware):
         # rows alone, so the attention to the ``fixed`` rows (newlines of pictures) is left out.
         is_from_tower = prompt.visual | prompt.fixed
         is_visual = prompt.visual[is_from_tower]
-        # The attention that each visual key got, with the softmax over all keys (mass) and over the
-        # visual keys alone (relevance).
+        # The attention [layer, kv_head, visual] that each visual key got, with the softmax over all
+        # keys (mass) and over the visual keys alone (relevance).
         mass, relevance = (each[..., is_visual] for each in attention)
         return replace(_without_target(prompt), mass=mass, relevance=relevance)
 
@@ -286,7 +296,7 @@ class Draft(plugin.RunnerAware):
             ends=ends,
             memory=int(self._options.memory * GIB),
         )
-        return Proposer(drafts, self._max_length, self._options.length)
+        return Proposer(drafts, max_length=self._max_draft_tokens, length=self._options.length)
 
     def _give_up(self, error: BaseException) -> None:
         """Ends drafting for good, and frees the draft's model, its caches and the recorded
@@ -317,10 +327,11 @@ def _without_target(prompt: Prompt) -> Prefill:
 def are_alike(own_rows: Tensor, other_rows: Tensor) -> bool:
     """Returns whether the rows [row, dim] that two engines made of the same pixels are equal.
 
-    Roundings may differ by ``MAX_RELATIVE_DIFFERENCE``, and up to 1% of the rows by more.
+    Two rows count as equal if they differ by no more than ``MAX_RELATIVE_DIFFERENCE``, as rounding
+    may make them differ. A few rows may differ by more (``LEAST_SHARE_ALIKE``).
     """
     if own_rows.shape != other_rows.shape:
         return False
     distance = (own_rows.float() - other_rows.to(own_rows).float()).norm(dim=-1)
     is_near = distance <= MAX_RELATIVE_DIFFERENCE * own_rows.float().norm(dim=-1)
-    return bool(is_near.float().mean() > 0.99)
+    return bool(is_near.float().mean() > LEAST_SHARE_ALIKE)

@@ -110,8 +110,8 @@ class Dataset:
         """Every row that belongs to the benchmark or its selected part, in the order of the files,
         as (index in ``tables``, number of the row there)."""
         # If the benchmark is only some rows of its files, ``row_filter`` has the column and the
-        # value of these rows. Otherwise a part may be selected, by the column that names parts.
-        # Without a column or a value all rows belong to it.
+        # value of these rows. Otherwise a part may be selected, by the column that names parts. If
+        # there is no such column, or no part is selected, every row is taken.
         column, value = self.benchmark.row_filter or (self.benchmark.part_column, self.part)
         row_numbers = []
         for table, (_, rows) in enumerate(self.tables):
@@ -211,8 +211,8 @@ class Dataset:
         return Item(name, task, question, media_items, answers, options, later_questions, meta=meta)
 
     def _media(self, name: str, part: str, row: Row) -> tuple[Medium, ...]:
-        """Returns the media of a row: a picture of the joined table, a video, or the pictures of
-        its own columns. Raises `LayoutError` where they are missing."""
+        """Returns the media of a row: a picture from the table of pictures, a video, or the
+        pictures in the row's own columns. Raises `LayoutError` where they are missing."""
         benchmark, columns = self.benchmark, self.benchmark.columns
         if benchmark.join is not None:
             key = str(row.get(benchmark.join.question_key))

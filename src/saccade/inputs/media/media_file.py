@@ -146,6 +146,7 @@ def _copy_stream(pipe: Readable, file: Any, label: str, limits: Limits) -> int:
         while piece := _read_piece(pipe, label):
             if not isinstance(piece, bytes):
                 raise refusal(label, OPEN_AS_TEXT, "bad_option")
+            # A shorter first piece may not show the type. ``open_media`` checks again afterwards.
             if not file.tell() and len(piece) >= HEAD_BYTES:
                 if problem := _find_refusal(piece[:HEAD_BYTES]):
                     raise refusal(label, *problem)
@@ -155,7 +156,7 @@ def _copy_stream(pipe: Readable, file: Any, label: str, limits: Limits) -> int:
         raise refusal(label, OPEN_AS_TEXT, "bad_option") from None
     except ValueError:
         raise refusal(label, "is closed: open it again", "unreadable") from None
-    except OSError:
+    except OSError:  # This is the temporary file's: ``_read_piece`` refuses a stream that fails.
         what = "cannot be kept while it is read: make room for temporary files"
         raise refusal(label, what, "too_large") from None
     return int(file.tell())
@@ -207,7 +208,8 @@ def _detect_kind(head: bytes) -> str | None:
 
 
 def _find_refusal(head: bytes) -> Refusal | None:
-    """Returns why a file with these first bytes is refused; None where nothing is wrong."""
+    """Returns why a file with these first bytes is refused, as (text after its name, error code);
+    None where nothing is wrong."""
     text = head.removeprefix(b"\xef\xbb\xbf").strip()
     # The message names the kind of text, and must not quote it.
     if all(32 <= byte < 127 or byte in b"\t\r\n" for byte in text):

@@ -39,7 +39,8 @@ class HeadRequest(RequestState):
     read_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
     """Rows of the prompt that the view kept. They have keys."""
     read_length: int = 0
-    """How many rows at the prompt's start were read: each has keys or was left out by the view."""
+    """How many rows at the prompt's start need not be read any more: each has keys, or the view
+    left it out."""
     root_output: Tensor | None = None  # the head's output in the last row of the text
     node_outputs: list[Tensor] = field(default_factory=list)  # the head's output in each node's row
 
@@ -72,7 +73,8 @@ class HeadRequest(RequestState):
         return self.target_cache.hidden.read(rows)
 
     def cut_prompt(self, length: int) -> None:
-        """Counts only the prompt's first ``length`` rows as read, with or without keys."""
+        """Lowers ``read_length`` to ``length`` if it is larger, and drops the rows after that from
+        ``read_rows``."""
         self.read_length = min(self.read_length, length)
         self.read_rows = self.read_rows[self.read_rows < self.read_length]
 
@@ -285,6 +287,7 @@ class HeadSession(Session):
         computed = trees_.prefix(tree, stop)
         mask = None
         if not trees_.is_chain(computed):
+            # Nodes are computed only when all committed tokens have keys, so none is pending.
             mask = trees_.tree_mask(computed, cached_count=first, pending_count=0)
         parents = tree.parents[first:stop]
         assert request.root_output is not None

@@ -97,8 +97,11 @@ def attend(
 ) -> tuple[Float[Tensor, "one token head head_dim"], None]:
     """Returns (attention of every window over itself, None), as a tower's layers expect it.
 
-    ``cu_seq_lens_q`` has the first token of each window, and the end of the last window.
+    ``cu_seq_lens_q`` has the first token of each window, and the end of the last window. The keys'
+    borders are the same, because every window attends to itself.
     """
+    # Our attention takes neither a mask, nor dropout, nor a batch of more than one row. Without
+    # borders there are no windows.
     if cu_seq_lens_q is None or dropout or attention_mask is not None or len(query) != 1:
         named |= {"scaling": scaling, "dropout": dropout, "is_causal": is_causal}
         return sdpa_attention_forward(module, query, key, value, attention_mask, **named)
