@@ -118,11 +118,12 @@ STAGES: Mapping[str, Callable[[Answer], float]] = {
 def result_fields(result: Result) -> dict[str, Any]:
     """Returns the fields of an ``Answer`` that a result of ours determines."""
     timings = asdict(result.timings)
+    first_token_seconds = timings.pop("first_token")  # An ``Answer`` calls it ``first``.
     forwards = result.forwards  # All rounds but the opening one.
     return dict(
         ids=result.ids,
         text=result.text or "",
-        first=timings.pop("first_token"),
+        first=first_token_seconds,
         **timings,
         counted=max(1, len(result.ids) - 1),
         draft=sum(round.draft_seconds for round in result.rounds),

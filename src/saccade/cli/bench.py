@@ -208,5 +208,6 @@ def _check_method_names(text: str, exact: bool = False) -> tuple[str, ...]:
         draft_only_recipe(name)  # It raises where the draft cannot answer under this view.
     others = [name for name in names if not is_draft_only(name)]
     run_setup.check_methods(others, extra_names=PEERS)
+    # This raises where a method cannot run, and starts the draft's process if a method needs one.
     run_setup.resolve_recipes([name for name in others if name not in PEERS], exact)
     return names

@@ -49,7 +49,9 @@ def real_make(which: Which = Weights.smollm2, as_json: Json = False) -> None:
     with progress_line("making the checkpoints") as show_line:
 
         def show_progress(line: str) -> None:
-            is_last = False  # No line is marked as the last one.
+            # A log gets a line at most every half minute, unless it is marked as the last one.
+            # Here it is unknown which line is the last.
+            is_last = False
             show_line(line, is_last)
 
         folders = {

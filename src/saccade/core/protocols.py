@@ -62,9 +62,12 @@ class KeyUpdates:
     refresh: Refresh | None = None  # If given, the view chooses again during the answer.
     sinks: int | None = None
     """If given, the draft always attends to this many first rows of the prompt (attention sinks),
-    and to a sliding window after them: as rows of the answer are added, the draft drops the first
-    rows of the prompt after the sinks. It never drops rows of the answer. A prompt that the view
-    keeps whole has no window, so nothing is dropped."""
+    and to a sliding window of later rows.
+
+    At first the window is the other rows that the view kept. After rows of the answer were added,
+    as many rows of the prompt are dropped, those that come first after the sinks. Rows of the
+    answer are never dropped, so the window grows once it has no row of the prompt left. If the view
+    keeps the whole prompt, there is no window and nothing is dropped."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +191,11 @@ class Shape(Learner, ABC):
 
     @property
     def spelling(self) -> str:
-        """Its spelling in an override, where it has no name of its own: ``chain-5``."""
+        """How the shape is written in errors and overrides, such as ``chain-5``.
+
+        A shape that is registered under a name is written by that name in overrides. The default
+        is the class's name.
+        """
         return type(self).__name__
 
     @property

@@ -189,7 +189,8 @@ def plan(
         drafting_model = target
     else:
         drafting_model = draft
-    # Then the view's share of the prompt is chosen, by costs at a context of a power of two.
+    # Then the view's share of the prompt is chosen by costs. Costs are measured at a few lengths
+    # alone, so here ``context`` is rounded to a power of two.
     bucket = cost_measurement.context_bucket(context)
     if Capability.COSTS in view.needs:
         view = cast(CostedView, view).with_share(

@@ -31,8 +31,8 @@ class Conversation(AbstractContextManager["Conversation"]):
     reads words in the place of pictures, reads a conversation with new media from its beginning;
     ``Result.warnings`` says so.
 
-    The arguments are those of :func:`saccade.stream`. Close it, or use it in a ``with``, to free
-    the caches.
+    The arguments are those of :func:`saccade.stream`. Close the conversation, or use it in a
+    ``with``, to free the caches.
     """
 
     def __init__(

@@ -67,9 +67,9 @@ class Placeholders:
     All placeholders of a conversation are the same token. The first stands for the first text.
     """
 
-    token: int  # the placeholder's id
-    ids: tuple[list[int], ...]  # of each text, in order
-    are_documents: tuple[bool, ...]  # whether each text is a document
+    token: int  # The placeholder's id.
+    ids: tuple[list[int], ...]  # The ids of each text, in order.
+    are_documents: tuple[bool, ...]  # Whether each text is a document.
 
 
 def find_control_token(processor: Any, texts: Iterable[str]) -> str | None:
@@ -139,7 +139,8 @@ def insert_placeholders(
 ) -> tuple[str, Placeholders | None]:
     """Returns the templated string with a placeholder for every mark, and the texts' ids.
 
-    Texts that the template wrote next to each other are encoded together.
+    Texts that the template wrote next to each other are encoded together. A document is encoded by
+    itself, so that its ids can be told from those of other texts.
     """
     if not extraction.texts:
         return templated, None
@@ -225,8 +226,8 @@ def _extract(
         """Stores ``extracted``, and returns ``text`` with a mark in the place of all but the blanks
         around it.
 
-        ``extracted`` is what a template writes for that part of the text. In the arguments of a
-        call it has JSON's escapes.
+        ``extracted`` is the text without those blanks, as a template writes it: in the arguments of
+        a call it has JSON's escapes.
         """
         texts.append(extracted)
         return text.replace(text.strip(), f"{mark}{len(texts) - 1}@")

@@ -78,8 +78,8 @@ def available_bytes(device: torch.device) -> int:
         limit = int(CGROUP_LIMIT.read_text())
     except (OSError, ValueError):  # The container has no limit.
         return free
-    # What the container uses includes what this process uses. Where it cannot be read, it is 0, and
-    # what this process uses is taken.
+    # The container's use includes this process's own. Where the container's use cannot be read, it
+    # is given as 0, so this process's own use is taken.
     used = max(psutil.Process().memory_info().rss, _bytes_used_in_container())
     return min(free, max(0, limit - used))
 

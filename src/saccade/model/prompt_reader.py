@@ -134,7 +134,8 @@ class PromptReader:
     def assemble(self, inputs: Inputs, rows: Float[Tensor, "visual dim"]) -> Prompt:
         """Returns one request's prompt from its visual rows, without running a vision tower.
 
-        Its positions count from 0. A caller that knows others replaces them.
+        Its positions count the tokens from 0. A caller that knows the right positions replaces
+        them.
         """
         ids: Tensor = inputs["input_ids"][0].to(self.device)
         embeds = self.model.get_input_embeddings()(ids)
@@ -146,9 +147,11 @@ class PromptReader:
         return Prompt(ids, embeds, positions, visual, fixed, grid, index, len(ids))
 
     def average_pictures(self) -> RemovableHandle:
-        """Makes the projector read pictures averaged in blocks, until the handle is removed.
+        """Makes the projector read pictures averaged in blocks of 2x2 (:func:`average_blocks`).
 
-        It is for families in ``families.TOKENWISE_PROJECTORS``.
+        Prompts that are read until the returned handle is removed have averaged visual tokens. This
+        is for families in ``families.TOKENWISE_PROJECTORS`` only: their projectors map each visual
+        token by itself, while others merge several.
         """
         assert self.layout is not None, "these families have square pictures"
         sides = self.layout.image_side, self.layout.frame_side
@@ -294,7 +297,7 @@ def move_text_past_media(
     """Returns positions with the text after each picture or video moved, so that it begins one past
     the largest position before it on any axis.
 
-    ``visual`` marks all rows of media, those that no view may drop included.
+    ``visual`` marks all rows of media, including the rows that every view has to keep.
 
     This is how Qwen2-VL and Qwen2.5-VL were trained. Transformers 5.3 and later go on from the
     larger of height and width, though the time of a video may be larger still
@@ -332,8 +335,8 @@ class _CellReader:
     """Finds the cells of the visual rows of each prompt of a batch, one prompt after another.
 
     A row's cell is its place in a picture or video: (number of the medium, t, h, w). A processor
-    returns the grids of all prompts in one sequence. Each call of :meth:`next` takes those of its
-    prompt's media from it, so prompts have to be read in order.
+    returns the grids of all prompts in one sequence. Each call of :meth:`next` takes the grids of
+    one prompt's media from that sequence, so prompts have to be read in order.
     """
 
     def __init__(self, reader: PromptReader, inputs: Inputs) -> None:

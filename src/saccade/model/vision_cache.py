@@ -76,14 +76,14 @@ class ConversationVision:
     @contextmanager
     def reading(self, model: Any) -> Iterator[None]:
         """While a model reads a prompt, notes which outputs the model uses. Then drops all other
-        outputs of this model."""
-        owner = id(model.base_model)
+        outputs of this model, whose keys begin with the ``id`` of its base model."""
+        model_id = id(model.base_model)
         self._used = set()
         yield
         self._outputs = {
             key: value
             for key, value in self._outputs.items()
-            if key in self._used or not (isinstance(key, tuple) and key[0] == owner)
+            if key in self._used or not (isinstance(key, tuple) and key[0] == model_id)
         }
 
     @property
@@ -96,8 +96,8 @@ class ConversationVision:
 class MediaCall:
     """A call of a vision method, cut into its media.
 
-    ``rows`` has a 0, and then the end of each medium among the rows of the pixels. Two pictures of
-    64 rows each give 0, 64, 128.
+    ``row_bounds`` has a 0, and then the end of each medium among the rows of the pixels. Two
+    pictures of 64 rows each give 0, 64, 128.
     """
 
     method: Callable[..., Any]
@@ -170,24 +170,25 @@ def cache_vision(model: Any, store: Store | None) -> AbstractContextManager[None
     stored. Without a store it changes nothing."""
     if store is None:
         return nullcontext()
-    owner = model.base_model
+    base_model = model.base_model
 
-    def answer(
+    def run_or_reuse(
         name: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        """Is called in the place of a vision method, and returns the method's output."""
         media = MediaCall.of(method, args, kwargs)
         if media is not None:
-            return run_new_media(store, (id(owner), name), media)
+            return run_new_media(store, (id(base_model), name), media)
         # A call that cannot be cut is stored as a whole.
-        key = id(owner), name, store.digest(args, sorted(kwargs.items()))
+        key = id(base_model), name, store.digest(args, sorted(kwargs.items()))
         output = store.get(key)
         if output is None:
             output = method(*args, **kwargs)
             store.put(key, output, tensor_bytes(output))
         return copy(output)
 
-    names = [name for name in VISION_METHODS if name in dir(type(owner))]
-    return intercept_calls(owner, names, answer)
+    names = [name for name in VISION_METHODS if name in dir(type(base_model))]
+    return intercept_calls(base_model, names, run_or_reuse)
 
 
 def run_new_media(store: Store, owner: tuple[Hashable, ...], media: MediaCall) -> Any:
@@ -227,8 +228,10 @@ def run_new_media(store: Store, owner: tuple[Hashable, ...], media: MediaCall) -
 def _longest_stored(
     store: Store, owner: tuple[Hashable, ...], digests: Sequence[bytes], start: int
 ) -> tuple[int, Any]:
-    """Returns the largest number of media from ``start`` on whose common output is stored, and that
-    output; (0, None) where there are none."""
+    """Finds the longest run of media from number ``start`` onwards whose common output is stored.
+
+    Returns how many media the run has, and their common output; (0, None) where there is none.
+    """
     # How many media each earlier run had that began with this medium, such as {1, 3}.
     lengths: frozenset[int] = store.get((*owner, digests[start], "lengths")) or frozenset()
     for length in sorted(lengths, reverse=True):

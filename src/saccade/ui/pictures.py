@@ -48,8 +48,9 @@ TEMPLATES: Any = (
 def static_html(name: str, *values: Any) -> str:
     """Returns a part of the page that does not change during a run.
 
-    ``head`` takes the page's title, its purpose and the models' names. ``how`` takes whether the
-    draft has a process of its own. ``legend`` takes the meaning of each kind of token.
+    ``name`` is the part, and decides what ``values`` are. For "head" they are the page's title, its
+    purpose and the models' names, for "how" whether the draft has a process of its own, and for
+    "legend" the meaning of each kind of token.
     """
     return str(vars(TEMPLATES)[name](*values))
 
@@ -78,7 +79,11 @@ def conversation(exchanges: Sequence[str], question: str, answer: str) -> str:
 
 
 def column(side: Column, coloured: bool) -> str:
-    """Returns one answer: its measures above its text, one span for each run of one kind."""
+    """Returns one answer: its measures above its text.
+
+    If ``coloured``, consecutive tokens of one kind (such as accepted ones) are one span of the
+    text. Otherwise the text has no spans.
+    """
     runs = groupby(side.pieces, key=lambda piece: piece.kind)
     spans = [(kind, "".join(piece.text for piece in run)) for kind, run in runs]
     return str(TEMPLATES.column(side, spans if coloured else None))
@@ -246,6 +251,7 @@ def _node_lines(tree: Tree) -> list[int]:
     The root's comes first. Every leaf has a line of its own, and a parent lies in the line of its
     first child. A root with two leaves gives [0, 0, 1].
     """
+    # ``ROOT`` is -1, so the line of node n is ``node_lines[n + 1]``.
     node_lines = [0] * (len(tree) + 1)
     next_lines = count()
 

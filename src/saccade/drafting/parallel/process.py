@@ -157,8 +157,10 @@ class Worker:
             raise DraftError("the draft process has died") from error
         except TimeoutError as error:
             raise DraftError("the draft process does not stop") from error
+        if not patience:
+            return
         deadline = time.monotonic() + patience
-        while patience:
+        while True:
             message = self.receive(max(0.0, deadline - time.monotonic()))
             if message is None:
                 raise DraftError("the draft process does not stop")
@@ -193,7 +195,7 @@ def _weight_version(weight: Tensor) -> tuple[int, int]:
 
 @contextmanager
 def _without_local_hooks(model: Any) -> Iterator[None]:
-    """Removes hooks that cannot be pickled from a model for the length of a block.
+    """For the length of a block, removes from a model the hooks that cannot be pickled.
 
     To record hidden states, transformers adds hooks that are defined inside another function, which
     pickle cannot send. It also sets the flag ``HOOKS_INSTALLED_ATTRIBUTE``. The flag is removed as
@@ -248,6 +250,10 @@ class Lending:
     def __init__(
         self, worker: Worker, give_back: Callable[[Worker, float], None] | None = None
     ) -> None:
+        """``give_back`` is called when the worker is given back, by default :func:`take_back`.
+
+        It takes the worker, and the seconds that it may wait until the worker is idle.
+        """
         self._worker = worker
         self._give_back = take_back if give_back is None else give_back
         self._finalizer = weakref.finalize(self, self._give_back, worker, 0.0)

@@ -6,10 +6,11 @@ norms and rotates their queries and keys, and writes keys and values to the requ
 Few rows do not fill a GPU, so the keys are split over many programs, and a second kernel adds up
 the results of the splits.
 
-The keys of all requests are in one buffer, and so are the values. A request's cache is a part of
-it: ``capacity`` places for the first key head, then as many for the next one, and so on. All rows
-of a request see its first keys (``seen_by_all`` of them), and ``mask`` says which rows see each of
-the ``tail`` keys after those.
+The keys of all requests are in one buffer, and so are the values. A row of a buffer (a "pool row")
+is the key or value of one token for one key head. A request's cache is a part of each buffer:
+``capacity`` places for the first key head, then as many for the next one, and so on. All rows of a
+request see its first keys (``seen_by_all`` of them), and ``mask`` says which rows see each of the
+``tail`` keys after those.
 
 Only ``few_rows`` imports this file, and only where there is a GPU, because Triton is optional.
 Under ``TRITON_INTERPRET=1`` the same code runs on CPUs.
@@ -80,15 +81,15 @@ def _add_keys(
     MASKED: tl.constexpr, SOFT_CAP: tl.constexpr, HEAD_DIM: tl.constexpr,
     KEY_BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Adds one block of keys to the running softmax of a block of queries, and returns its new
-    state.
+    """Adds one block of keys to the running softmax of a block of queries, and returns the new
+    state of the softmax.
 
-    The state of each query is ``mixed``, the sum of the values by their weights, ``top``, the
-    largest logit in base 2, and ``total``, the sum of the weights. The block has the keys from
+    The state of each query is ``mixed``, the weighted sum of the values, ``top``, the largest logit
+    in base 2, and ``total``, the sum of the weights. The block has the keys from
     ``start`` on, but none from ``end`` on. ``mask_rows`` points to each query's row of the mask.
-    ``is_real`` is false for queries that only pad their block, and ``is_inside`` for numbers that
-    only pad a head. Without ``MASKED`` the block must be whole, and every query sees all of it.
-    With ``WIDE`` products are in float32, because the interpreter multiplies bfloat16 wrongly.
+    ``is_real`` is false for queries that only pad their block, and ``is_inside`` for dimensions
+    that only pad a head. Without ``MASKED`` the block must be whole, and every query sees all of
+    it. With ``WIDE`` products are in float32, because the interpreter multiplies bfloat16 wrongly.
     """
     key = start + tl.arange(0, KEY_BLOCK)
     key_at = key[:, None] * HEAD_DIM + dims[None, :]
@@ -116,12 +117,12 @@ def _add_keys(
         visible = (allowed != 0) | (key < seen_by_all)[None, :]
         visible = visible & is_key[None, :] & is_real[:, None]
         logits = tl.where(visible, logits, float("-inf"))
-        # A key that no row sees may be NaN, and 0 x NaN is NaN.
+        # The value of a key that no row sees may be NaN, and 0 x NaN is NaN.
         is_used = tl.max(visible.to(tl.int32), 0) > 0
         read_values = tl.where(is_used[:, None], read_values, 0.0)
     new_top = tl.maximum(top, tl.max(logits, 1))
-    # Weights are relative to the largest logit so far. For a row that has seen no key yet it is
-    # -inf, and -inf minus -inf is NaN.
+    # Weights are relative to the largest logit so far. That logit is -inf for a row that has seen
+    # no key yet, and -inf minus -inf is NaN.
     base = tl.where(new_top == float("-inf"), 0.0, new_top)
     weights = tl.exp2(logits - base[:, None])
     shrink = tl.exp2(top - base)  # Earlier weights were relative to the earlier maximum.
@@ -290,6 +291,7 @@ def _rotate_and_write(
                 if not is_query:
                     norm = key_norm
                 scale = tl.rsqrt(tl.sum(exact * exact, 0) / HEAD_DIM + eps)
+                # What is normed is rounded to ``dtype``, as the result of torch's ``rms_norm`` is.
                 weight = tl.load(norm + dims, mask=is_inside, other=0.0).to(tl.float32)
                 exact = (exact * scale * weight).to(dtype).to(tl.float32)
                 weight = tl.load(norm + swapped, mask=is_inside, other=0.0).to(tl.float32)

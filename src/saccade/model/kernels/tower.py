@@ -139,9 +139,9 @@ class Tower:
             outs = [compiled.attend(q, k, v, zero_bias, scale).transpose(0, 1) for q, k, v in rows]
             return torch.stack(outs), None
 
-        # The quicker one is found at the first call of about this size. The times of earlier
-        # processes count too: ``measure`` is not called once both have been measured
-        # ``kernels.MAX_MEASUREMENTS`` times on this machine.
+        # The quicker one is found at the first call of about this size. The times that earlier
+        # processes measured on this machine count too. As soon as there are
+        # ``kernels.MAX_MEASUREMENTS`` measurements of both, no further one is made.
         size = heads, key.shape[1], width, new.bit_length()
         if size not in self._is_ours_quicker:
             calls: dict[str, Callable[[], object]] = {"theirs": call_theirs, "ours": call_ours}

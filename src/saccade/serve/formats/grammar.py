@@ -148,9 +148,9 @@ class Grammar:
     Only one thread may use it. A copy that is pickled to another process starts afresh.
 
     Where only one text can follow, llguidance's mask allows only the first of the tokens into which
-    the tokenizer splits that text (see ``without_forcing``). For a text such as ``<tool_call>``
-    this is an added token, which llguidance's own parser then refuses. In that case the mask is
-    computed again without forcing, so that ordinary tokens spell the text.
+    the tokenizer splits that text (see ``without_forcing``). If the text is ``<tool_call>``, say,
+    that first token is an added token, which llguidance's own parser then refuses. In that case the
+    mask is computed again without forcing, so that ordinary tokens spell the text.
     """
 
     def __init__(self, vocabulary: GrammarVocabulary, source: str) -> None:
