@@ -58,6 +58,7 @@ ALPHA, EXACT = 1e-4, 1e-6
 CASES = cases()
 SAME, NEAR, FAR, WRONG = range(len(REGIMES))  # Their places in ``REGIMES``.
 FEW = 4_000
+TOGETHER = 64  # Ways that an answer can go, as requests of one batch.
 ALIKE = ("weights=inverse", "weights=inverse-tvd", "weights=softmax-tvd")
 """Weightings that differ from others by their formula alone, so `make cases` runs them."""
 ONCE = ("auto cheap", "hippo")  # What `make cases` samples too; the slow run samples everything.
@@ -97,7 +98,8 @@ def largest_distance(
     distances = []
     for regime in some if kinds is None else kinds:
         play = Play(recipe, 3, [regime])
-        distances.append(distance(play.after(LATE, regime, seed) if late else play))
+        begun = play.after(LATE, regime, seed) if late else play
+        distances.append(distance(begun, TOGETHER))
     return max(distances)
 
 
