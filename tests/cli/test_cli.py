@@ -70,7 +70,7 @@ def test_compare_prints_the_contract(
     )
     names = "sd,specvlm,specvlm/shape=fit,specvlm-self,hf"
     code, printed, _ = call(
-        "compare", clip, "--methods", names, "--max-new-tokens", 24, "--repeat", 1, "--json"
+        "compare", clip, "--methods", names, "--max-new-tokens", 12, "--repeat", 1, "--json"
     )
     report = json.loads(printed)
     rows = report["methods"]
@@ -80,9 +80,9 @@ def test_compare_prints_the_contract(
     for name, row in rows.items():
         assert row.keys() == METHOD_FIELDS, name
         assert row["identical_to_ar"] is True, name
-        assert row["tokens"] == len(row["token_ids"]) == 24, name
+        assert row["tokens"] == len(row["token_ids"]) == 12, name
     assert rows["ar"]["tau"] == 1.0 and rows["ar"]["acceptance_rate"] is None
-    assert rows["sd"]["tau"] > 1.0 and rows["sd"]["rounds"] < 24
+    assert rows["sd"]["tau"] > 1.0 and rows["sd"]["rounds"] < 12
     assert rows["hf"]["tau"] is None and rows["hf"]["rounds"] is None
     assert all(rows[name]["fallback_reason"] is None for name in rows)
 

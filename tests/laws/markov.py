@@ -592,7 +592,7 @@ def later(recipe: Recipe, count: int, seed: int = 0) -> float:
 
 
 def _sampled(recipe: Recipe, length: int, count: int, seed: int) -> Tensor:
-    """That many answers, twenty at a time, the regimes in turn."""
-    batch = Play(recipe, length, [request % len(DRAFTS) for request in range(20)])
-    batches = [batch(10_000 * seed + part) for part in range(-(-count // 20))]
+    """That many answers, a hundred at a time, the regimes in turn."""
+    batch = Play(recipe, length, [request % len(DRAFTS) for request in range(100)])
+    batches = [batch(10_000 * seed + part) for part in range(-(-count // 100))]
     return torch.tensor([answer for part in batches for answer in part][:count])

@@ -96,7 +96,7 @@ def test_penalties_and_limits_are_the_librarys(server, models):
     """Claim: presence and frequency penalties, min_tokens and ignore_eos give the answers of
     `saccade.run`, and each of them another answer than none. Fails if one is accepted and lost."""
     endless = {"ignore_eos": True}  # So that the answer is long enough for tokens to come again.
-    length = 24
+    length = 16
     plain = {
         "ignore_eos" in given: _text(server.ask("hi", max_tokens=length, **given))
         for given in ({}, endless)
@@ -104,7 +104,7 @@ def test_penalties_and_limits_are_the_librarys(server, models):
     for fields, without, given in (
         ({**endless, "presence_penalty": 2.0}, endless, dict(presence_penalty=2.0)),
         ({**endless, "frequency_penalty": 2.0}, endless, dict(frequency_penalty=2.0)),
-        ({"min_tokens": 20}, {}, dict(min_new_tokens=20)),
+        ({"min_tokens": 12}, {}, dict(min_new_tokens=12)),
         (endless, {}, {}),
         ({**endless, "skip_special_tokens": False}, endless, dict(skip_special_tokens=False)),
     ):
