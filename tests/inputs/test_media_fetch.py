@@ -539,7 +539,7 @@ def test_bytes_are_counted(server):
 
 @pytest.mark.parametrize("what", ["head", "body"])
 def test_a_slow_host_meets_the_deadline(what, server):
-    """Claim: a byte now and then does not keep a load alive: the deadline is for all of it (1 s;
+    """Claim: a byte now and then does not keep a load alive: the deadline is for all of it (0.5 s;
     the host would go on for 60)."""
 
     def drip(handler: BaseHTTPRequestHandler) -> None:
@@ -552,7 +552,7 @@ def test_a_slow_host_meets_the_deadline(what, server):
 
     server.answers["/drip"] = drip
     began = time.monotonic()
-    refused(here(server, seconds=1.0), server.at("/drip"), "unreachable")
+    refused(here(server, seconds=0.5), server.at("/drip"), "unreachable")
     assert time.monotonic() - began < 20
 
 

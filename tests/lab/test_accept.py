@@ -184,7 +184,7 @@ def test_what_there_is_no_time_for_is_named(
 def _overrun(path: str, rivals: frozenset[str] = frozenset()) -> None:
     report = Report(
         Path(path),
-        reports.GRACE_SECONDS / 2 + 1,
+        reports.GRACE_SECONDS / 2 + 0.4,
         torch.device("cpu"),
         rivals=rivals,
         start_time=time.time(),

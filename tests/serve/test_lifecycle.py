@@ -375,8 +375,8 @@ def test_an_answer_has_its_time(models, stream):
     """Claim: after --timeout seconds it is a 504, or an error event, and the rows are free; so
     for one that waited in the queue."""
     engine = made(models, "ar", rows=1)
-    slowed(engine, 0.2)
-    with serving(lambda: engine, timeout_seconds=1.0) as live:
+    pool = slowed(engine, 0.1)
+    with serving(lambda: engine, timeout_seconds=0.6) as live:
         with ThreadPoolExecutor(2) as threads:
             futures = [threads.submit(live.ask, stream=stream, **LONG) for _ in range(2)]
             for each in futures:
@@ -386,6 +386,7 @@ def test_an_answer_has_its_time(models, stream):
                     ": ", ":"
                 )
         assert live.empties()
+        pool.seconds = 0.0
         assert live.ask(max_tokens=1).status_code == 200
 
 
