@@ -208,6 +208,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("input", [{"type": "function_call", "call_id": "1", "name": "f",
                 "arguments": '{"a": 1e99999999999999999999}'}], "arguments"),
     ("messages", [], "messages"),
+    ("input", [{"type": "reasoning", "summary": []}], "input: "),
     ("n", 2, "n"),
     ("max_output_tokens", 10**6, "max_output_tokens: this server writes at most"),
     ("input", [{"role": "user", "content": [

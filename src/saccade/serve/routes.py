@@ -280,7 +280,8 @@ def parse_request(
     try:
         media_urls = request.completion_request.media_urls
     except ValidationError as error:
-        raise validation_api_error(error, body=None) from None
+        api_error = validation_api_error(error, body=None)
+        raise api_error.with_field_names(request.client_name_by_field) from None
     data_urls = data_urls or {}
     used_placeholders = sorted(url for url in media_urls if url in data_urls)
     if used_placeholders != sorted(data_urls):
