@@ -74,7 +74,7 @@ def hybrid(
         raise ModelError(
             f"{folder} has no trained hybrid pair; `python -m lab train-hybrid {folder}` makes one"
         )
-    command_options.check_folder(path)
+    command_options.check_output_path(path)
     from lab.machine import describe_machine
     from lab.real.answers import format_facts
     from lab.studies import hybrid as study

@@ -51,7 +51,7 @@ def real(
 ) -> None:
     """Methods that draft with the target itself, over long texts on real weights."""
     prepare(threads, verbose)
-    command_options.check_folder(out_file)
+    command_options.check_output_path(out_file)
     from lab.machine import describe_machine
     from lab.real import answers as measure
     from lab.real.attention_sets import measure_attention_sets
@@ -133,7 +133,7 @@ def real_pair(
     captures its steps.
     """
     prepare(threads, verbose)
-    command_options.check_folder(out_file)
+    command_options.check_output_path(out_file)
     import torch
 
     from lab.machine import describe_machine
@@ -293,7 +293,7 @@ def _prepare_study(
     from saccade.inputs import load
     from saccade.inputs import real_weights as weights
 
-    command_options.check_folder(path)
+    command_options.check_output_path(path)
     texts = list(islice(find_documents(paths or []), limit))
     if not texts:
         raise OptionError("none of these files is a text of 1,800 tokens or more")

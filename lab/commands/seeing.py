@@ -88,7 +88,7 @@ def judge(
     from lab.training import adapted_llama
     from saccade.inputs import load, real_weights
 
-    command_options.check_folder(path)
+    command_options.check_output_path(path)
     adapter = run_dir / adapted_llama.ADAPTER_FILE
     if not adapter.is_file():
         raise ModelError(

@@ -38,7 +38,7 @@ def speed(
     from lab import speed as measured
 
     parts = measured.parts_named(split_names(only or ""))
-    command_options.check_folder(path)
+    command_options.check_output_path(path)
 
     def write_results(results: Mapping[str, Any]) -> None:
         if path is not None:

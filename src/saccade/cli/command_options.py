@@ -103,7 +103,7 @@ Trust = Annotated[
 KEYWORD = Parameter.KEYWORD_ONLY
 
 
-def check_folder(path: Path | None) -> Path | None:
+def check_output_path(path: Path | None) -> Path | None:
     """Returns the path of a file to be written. Raises OptionError where its folder is missing."""
     if path is not None and not path.parent.is_dir():
         raise OptionError(f"{path} cannot be written: there is no folder {path.parent}")
@@ -113,7 +113,7 @@ def check_folder(path: Path | None) -> Path | None:
 Trace = Annotated[
     Path | None,
     typer.Option(
-        help="Write the rounds here (JSON lines), a file a method.", callback=check_folder
+        help="Write the rounds here (JSON lines), a file a method.", callback=check_output_path
     ),
 ]
 

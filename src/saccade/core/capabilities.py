@@ -35,11 +35,12 @@ class Capability(Enum):
     # Drafters offer these.
     PLAIN_DECODING = "a drafter that drafts nothing", "drafter=none"
     READS_VIEW = "a drafter that reads what the view keeps", "drafter=model"
-    # A drafter with READS_TARGET_PROMPT does not prefill: it starts from the target's own keys of
-    # the prompt. No part needs this capability. Where a drafter offers it, the target's layers with
-    # a sliding window must keep the keys that the window has passed. A drafter with TARGET_KEYS
-    # also serves views that choose other keys for each key head, or choose again during the answer.
-    READS_TARGET_PROMPT = "the target itself as the drafter", "drafter=self"
+    # A drafter with STARTS_FROM_TARGET_KEYS does not prefill: it starts from the target's own keys
+    # of the prompt. No part needs this capability. Where a drafter offers it, the target's layers
+    # with a sliding window must keep the keys that the window has passed. A drafter with
+    # TARGET_KEYS also serves views that choose other keys for each key head, or choose again during
+    # the answer.
+    STARTS_FROM_TARGET_KEYS = "the target itself as the drafter", "drafter=self"
     TARGET_KEYS = (
         "a drafter that picks among the target's own keys",
         "drafter=self",

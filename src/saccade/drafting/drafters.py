@@ -606,7 +606,7 @@ class SelfDrafter(SessionDrafter):
     offers = frozenset(
         {
             Capability.READS_VIEW,
-            Capability.READS_TARGET_PROMPT,
+            Capability.STARTS_FROM_TARGET_KEYS,
             Capability.TARGET_KEYS,
             Capability.ADDS_MEDIA,
         }
@@ -707,7 +707,7 @@ class EarlyExit(SelfDrafter):
 
     name = "early-exit"
     offers = frozenset(
-        {Capability.READS_VIEW, Capability.READS_TARGET_PROMPT, Capability.ADDS_MEDIA}
+        {Capability.READS_VIEW, Capability.STARTS_FROM_TARGET_KEYS, Capability.ADDS_MEDIA}
     )
 
     def __init__(self, setup: Setup) -> None:

@@ -103,7 +103,7 @@ class Recipe:
         needs them, and so does a view that chooses again during the answer.
         """
         refreshes_view = self.records_attention and self.view.key_updates.refresh is not None
-        return refreshes_view or Capability.READS_TARGET_PROMPT in self.drafter.offers
+        return refreshes_view or Capability.STARTS_FROM_TARGET_KEYS in self.drafter.offers
 
     @property
     def can_add_media(self) -> bool:
@@ -184,7 +184,7 @@ def plan(
         )
         return self_plan if self_plan.shape.is_expected_to_pay() else _without_drafts(self_plan)
     # The model whose steps cost time, which is the target if it drafts for itself.
-    reads_target_keys = Capability.READS_TARGET_PROMPT in recipe.drafter.offers
+    reads_target_keys = Capability.STARTS_FROM_TARGET_KEYS in recipe.drafter.offers
     if draft is None or (reads_target_keys and not is_rounded_target):
         drafting_model = target
     else:

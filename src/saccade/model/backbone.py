@@ -48,7 +48,7 @@ from saccade.model.kernels.tower import Tower
 from saccade.model.prefix_cache import PrefixCache
 from saccade.model.prompt_reader import PromptReader
 from saccade.model.recurrent import LayerStates, MixerRows, RowsBySegment, StateRows
-from saccade.model.rotary import depends_on_length, rotate_by_length
+from saccade.model.rotary import depends_on_length, rotary_by_length
 from saccade.model.segments import HiddenStateWriter, Segment
 from saccade.model.vision_cache import ConversationVision, cache_vision
 from saccade.model.window_rule import KeyWindow
@@ -536,7 +536,7 @@ class Backbone:
             return
         lengths = positions[0] + 1 if length is None else positions.new_full((1,), length)
         rotary = self.text.rotary_emb
-        with _replace_attributes(rotary, forward=partial(rotate_by_length, rotary, lengths)):
+        with _replace_attributes(rotary, forward=partial(rotary_by_length, rotary, lengths)):
             yield
 
     def logits(self, hidden: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows vocab"]:

@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 ROW_SIZES = (1, 2, 4, 8, 16, 32, 64)  # Rows of each request; a longer step is an ordinary forward.
 REQUEST_SIZES = (1, 2, 4, 8, 16, 32)
 MAX_ROWS = 512  # The most rows of all requests of a step together.
-TAIL_SIZES = (64, 128)  # How many of the last keys have a mask.
+MASKED_KEY_SIZES = (64, 128)  # How many of the last keys have a mask.
 MIN_KEYS = 1024  # The fewest keys of a size. The next size has twice as many.
 # The rotary table has at least so many rows, or all that the model has positions for, because
 # captured forwards are dropped when it grows.
@@ -207,7 +207,7 @@ class StaticInputs:
         Int[Tensor, "3 request rows"],
         Int[Tensor, "3 request"],
         Int[Tensor, " request"],
-        Bool[Tensor, "request rows tail"],
+        Bool[Tensor, "request rows masked_keys"],
     ]:
         """Returns four views of a flat buffer:
 
@@ -556,15 +556,15 @@ class CudaGraphs:
         rows = kind.fixed_rows or next(size for size in ROW_SIZES if size >= new)
         requests = next(size for size in REQUEST_SIZES if size >= len(segments))
         mask_width = max(rows, *(_mask_width(segment) for segment in segments))
-        if requests * rows > MAX_ROWS or mask_width > TAIL_SIZES[-1]:
+        if requests * rows > MAX_ROWS or mask_width > MASKED_KEY_SIZES[-1]:
             return None
-        tail = next(size for size in TAIL_SIZES if size >= mask_width)
+        masked_keys = next(size for size in MASKED_KEY_SIZES if size >= mask_width)
         keys = MIN_KEYS
         while keys < max(segment.first_key for segment in segments) + rows:
             keys *= 2
         states = [each.cache.hidden for each in segments if each.cache.hidden is not None]
         hidden_layers = tuple(sorted({layer for each in states for layer in each.layers}))
-        return Size(requests, rows, tail, keys, hidden_layers)
+        return Size(requests, rows, masked_keys, keys, hidden_layers)
 
     def _reserve(self, segments: Sequence[Segment], size: Size) -> list[Lease] | None:
         """Makes room for a size's rows in each segment's cache, and returns the caches' leases.

@@ -46,7 +46,7 @@ def _is_length_dependent(rule: dict[str, Any]) -> bool:
 
 
 @torch.no_grad()
-def rotate_by_length(
+def rotary_by_length(
     rotary: Any,
     lengths: Int[Tensor, " rows"] | Int[Tensor, " 1"],
     x: Float[Tensor, "1 rows dim"],

@@ -58,7 +58,7 @@ def measure_kept_tokens(
     """
     view = recipe.view
     offers = recipe.drafter.offers
-    reads_target_prompt = Capability.READS_TARGET_PROMPT in offers
+    reads_target_prompt = Capability.STARTS_FROM_TARGET_KEYS in offers
     if Capability.READS_VIEW not in offers:
         return ()
     if draft is None and not reads_target_prompt:

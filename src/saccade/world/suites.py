@@ -23,7 +23,7 @@ FPS = 8.0  # Frames per second of every clip.
 
 
 @dataclass(frozen=True)
-class Length:
+class ClipSize:
     """The size of a clip: how many frames it has, and their height and width in pixels.
 
     One visual token covers 28 by 28 pixels of two frames.
@@ -40,10 +40,10 @@ class Length:
 
 
 LENGTHS = {  # By about how many visual tokens a clip has.
-    "256": Length(frames=8, height=224, width=224),
-    "2k": Length(frames=64, height=224, width=224),
-    "8k": Length(frames=256, height=224, width=224),
-    "10k": Length(frames=320, height=224, width=224),
+    "256": ClipSize(frames=8, height=224, width=224),
+    "2k": ClipSize(frames=64, height=224, width=224),
+    "8k": ClipSize(frames=256, height=224, width=224),
+    "10k": ClipSize(frames=320, height=224, width=224),
 }
 # Only ``shapes-caption`` has this length. It is a long context to compare plain decoders on.
 CAPTION_ONLY_LENGTH = "10k"
@@ -53,10 +53,10 @@ PICTURES = {"256": (224, 448), "2k": (896, 896)}
 DEFAULT_LENGTH = "256"  # Names of suites leave this length out. A run at it takes minutes.
 
 
-def _frames(scene: Scene, length: Length) -> Clip:
+def _frames(scene: Scene, size: ClipSize) -> Clip:
     """Returns the frames as they are rendered, without a codec in between."""
-    frames = drawing.render(scene, length.frames, length.height, length.width)
-    return make_clip(frames, length.frames / FPS)
+    frames = drawing.render(scene, size.frames, size.height, size.width)
+    return make_clip(frames, size.frames / FPS)
 
 
 def _clip(scene: Scene, length: str) -> tuple[Medium, ...]:

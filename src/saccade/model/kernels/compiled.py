@@ -51,7 +51,7 @@ CODED_ARGUMENTS = struct.Struct("4P8n")  # The layout of `coded_product` in kern
 # OUTPUTS_PER_PANEL of kernels.c is for panels of fp32 weights (:class:`Panels`), and may differ.
 OUTPUTS_PER_CODED_PANEL = 32
 CODE_BLOCK = 32  # Inputs of a rounded weight that share a scale.
-TILE_ROWS = 16  # Outputs of a tile of weights.
+TILE_OUTPUTS = 16  # Outputs of a tile of weights.
 TILE_INPUTS = 32  # Inputs of a tile of weights in bf16.
 MAX_HEAD_DIM = 256
 HEAD_DIM_MULTIPLE = 8
@@ -225,7 +225,7 @@ def supports_bf16(unit: Bf16Unit, weight: Float[Tensor, "all into"], gated: bool
     out = weight.shape[0] // (2 if gated else 1)
     into = weight.shape[1]
     fills_tiles = into % TILE_INPUTS == 0 or unit is Bf16Unit.VECTORS
-    return weight.is_contiguous() and out >= TILE_ROWS and fills_tiles
+    return weight.is_contiguous() and out >= TILE_OUTPUTS and fills_tiles
 
 
 def multiply_bf16(
@@ -314,7 +314,7 @@ def bf16_units() -> tuple[Bf16Unit, ...]:
 def _is_bf16_correct(unit: Bf16Unit) -> bool:
     """Returns whether products of 1 and of 37 rows with 40 outputs agree with torch's in fp32.
 
-    None of these numbers is a multiple of ``TILE_ROWS``, so tiles that are not full are tried as
+    None of these numbers is a multiple of ``TILE_OUTPUTS``, so tiles that are not full are tried as
     well.
     """
     into, out, most_rows = 64, 40, 37
