@@ -535,19 +535,19 @@ def distance(play: Play, together: int = 1) -> float:
     a batch for each.
     """
     (regime,) = play.regimes
-    batch = replace(play)
     waiting: list[list[int]] = [[]]
     law = torch.zeros((V,) * play.length, dtype=torch.double)
-    with batch.staged():
+    with play.staged():
         while waiting:
             fates = [Fate(script, play) for script in waiting[-together:]]
             del waiting[-together:]
-            batch.regimes = [regime] * len(fates)
-            answers = batch.again(0, _noise_of(fates), fates[0].draw)
+            play.regimes = [regime] * len(fates)
+            answers = play.again(0, _noise_of(fates), fates[0].draw)
             for fate, answer in zip(fates, answers, strict=True):
                 law[tuple(answer)] += fate.weight
                 for at in range(len(fate.script), len(fate.taken)):
                     waiting += [[*fate.taken[:at], way] for way in range(1, fate.ways[at])]
+    play.regimes = [regime]
     assert abs(float(law.sum()) - 1) < 1e-6
     return float((law - joint(play.before[-1], play.length)).abs().sum()) / 2
 
