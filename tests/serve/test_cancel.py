@@ -173,6 +173,7 @@ def test_who_never_reads_its_stream_loses_its_place(models):
     and no longer."""
     with serving(lambda: made(models, "ar", most_tokens=2048), timeout_seconds=2.0) as live:
         many = request(stream=True, logprobs=True, top_logprobs=20, n=4, temperature=2.0, seed=3)
-        with hung_up(live, many | {"max_tokens": 2048}):
+        with hung_up(live, many | {"max_tokens": 2048, "ignore_eos": True}):
             assert soon(lambda: live.queue.slots_in_use == 4)
+            assert not live.empties(1.0), "control: the answers do not end by themselves"
             assert live.empties(10.0)
