@@ -325,9 +325,9 @@ class ForwardTimes(NamedTuple):
 
         ``draft_seconds`` are the seconds of the whole draft, and ``seconds`` those of the target's
         forward of ``rows`` rows. ``initial`` are the initial seconds of this forward, and
-        ``initial_draft_forward`` those of one forward of the draft. Even the first
-        drafts count as at most ``FORWARD_OUTLIER_FACTOR`` times the expected seconds, because a
-        busy machine may have slowed them down.
+        ``initial_draft_forward`` those of one forward of the draft. Even the first drafts count as
+        at most ``FORWARD_OUTLIER_FACTOR`` times the expected seconds, because a busy machine may
+        have slowed them down.
         """
         expected_draft_forward = initial_draft_forward
         if self.draft_forward.weight >= MIN_FORWARDS_FOR_OUTLIERS:

@@ -236,8 +236,8 @@ class Request:
         # What transformers passes on is an input of the model, such as a processor's output, if the
         # model's forward takes it. ``inputs_embeds`` would take the place of the ids.
         others = model_inputs.keys() - PREPARED_INPUTS
-        taken = inspect.signature(target.model.forward).parameters.keys() - {"inputs_embeds"}
-        if unknown := sorted(others - taken):
+        forward_inputs = inspect.signature(target.model.forward).parameters.keys()
+        if unknown := sorted(others - (forward_inputs - {"inputs_embeds"})):
             if unknown[0] in checked.to_dict():
                 raise OptionError(
                     f"{unknown[0]}= is a setting that transformers prepares: give it to "

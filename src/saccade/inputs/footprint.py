@@ -117,8 +117,7 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
         kv_heads = settings.get("num_key_value_heads") or text.num_attention_heads
         head_dim = settings.get("head_dim") or text.hidden_size // text.num_attention_heads
         layers = [*decoder.layers]
-        # The parts of layers that have a recurrent state, by the layer's number. The "window" of a
-        # state has the last inputs of a convolution, and its "memory" has all other numbers.
+        # The parts of layers that have a recurrent state, by the layer's number.
         mixers = recurrent.mixers_of(layers, text)
         conv_state_numbers = sum(mixer.conv_state_numbers for mixer in mixers.values())
         fp32_state_numbers = sum(mixer.fp32_state_numbers for mixer in mixers.values())

@@ -230,12 +230,7 @@ class Session:
         for start, stop in pairwise(ends):
             rows = text[(text >= start) & (text < stop)].cpu()
             is_recorded = recorded_columns > 0 and len(rows) > 0
-            last_keys = rows
-            if last_visible_row is not None and not prompt.media.sees_ahead_in_windows_only:
-                last_keys = last_visible_row.cpu()[rows]
-            recorder = None
-            if is_recorded:
-                recorder = MassRecorder(rows, stop, columns, attention, visible_keys=last_keys + 1)
+            recorder = MassRecorder(rows, stop, columns, attention) if is_recorded else None
             queries = RowQueries(follow_rows) if follow_rows and stop == len(prompt) else None
             segment = Segment(
                 cache,
@@ -254,7 +249,11 @@ class Session:
                 cache.states.snapshot(state_lengths)
             cache.save_windows([length for length in lengths_to_store if start < length <= stop])
             if recorder is not None:
-                recorder.finish(cache)
+                key_counts = None
+                if last_visible_row is not None and segment.needs_full_mask(window=None):
+                    # All recorded rows are text, so none skips a key before its last one.
+                    key_counts = last_visible_row.cpu()[rows] + 1
+                recorder.finish(cache, visible_keys=key_counts)
             if stop < len(prompt):
                 yield None
         # The windows that were saved for earlier prompts are dropped.

@@ -58,10 +58,10 @@ def measure_kept_tokens(
     """
     view = recipe.view
     offers = recipe.drafter.offers
-    reads_target_prompt = Capability.STARTS_FROM_TARGET_KEYS in offers
+    starts_from_target_keys = Capability.STARTS_FROM_TARGET_KEYS in offers
     if Capability.READS_VIEW not in offers:
         return ()
-    if draft is None and not reads_target_prompt:
+    if draft is None and not starts_from_target_keys:
         return ()
     # No answer is started, so room for one token is enough.
     setup = Setup(target, draft, view, recipe.shape, [Sampling()], room=1, text_maker=text_maker)
@@ -72,7 +72,7 @@ def measure_kept_tokens(
     prefill = replace(prefill, replacement_texts=texts)
     prompt = (
         prefill.prompt
-        if reads_target_prompt
+        if starts_from_target_keys
         else _draft_prompt(setup, prefill, draft_inputs or inputs)
     )
     if not prompt.visual_tokens:

@@ -318,10 +318,10 @@ def _seconds(row: Row, column: str) -> float | None:
         return None
     try:
         seconds = float(cell)
-        if isinstance(cell, bool) or not math.isfinite(seconds):
-            raise ValueError
     except (TypeError, ValueError):
-        raise LayoutError(f"its {column} is {cell!r}, which is no number of seconds") from None
+        seconds = math.nan
+    if isinstance(cell, bool) or not math.isfinite(seconds):
+        raise LayoutError(f"its {column} is {cell!r}, which is no number of seconds")
     return seconds
 
 

@@ -138,14 +138,10 @@ class MassRecorder:
         stop: int,
         columns: Int[Tensor, " chosen"],
         mass: Float[Tensor, "layer kv_head 2 chosen"],
-        visible_keys: Int[Tensor, " recorded"] | None = None,
     ) -> None:
         """``rows`` are the rows' numbers in the prompt, in order. ``stop`` is the number of the
-        first row of the prompt after their chunk. ``visible_keys`` says how many of the prompt's
-        keys each row sees, in layers without a window. By default these are its own key and those
-        before it."""
+        first row of the prompt after their chunk."""
         self._rows = rows
-        self._visible_keys = rows + 1 if visible_keys is None else visible_keys
         self._columns = columns.contiguous()
         self._mass = mass
         self.rows_to_chunk_end = stop - int(rows[0])
@@ -188,13 +184,19 @@ class MassRecorder:
         if k.shape[0] == self._mass.shape[1]:
             self._queries.add(layer, q, scale)
 
-    def finish(self, cache: Cache) -> None:
-        """Adds the mass of the rows whose queries were stored."""
+    def finish(self, cache: Cache, visible_keys: Int[Tensor, " recorded"] | None = None) -> None:
+        """Adds the mass of the rows whose queries were stored.
+
+        ``visible_keys`` says how many of the prompt's keys each row sees, in layers without a
+        window. By default these are its own key and those before it.
+        """
         queries = self._queries.of_rows(self._rows - self._rows[0])
         if not queries:
             return
         keys = [cache.keys[layer] for layer in queries]
-        mass = attention_mass(keys, list(queries.values()), self._visible_keys, self._columns)
+        if visible_keys is None:
+            visible_keys = self._rows + 1
+        mass = attention_mass(keys, list(queries.values()), visible_keys, self._columns)
         for layer, layer_mass in zip(queries, mass, strict=True):
             self._mass[layer] += layer_mass
 
