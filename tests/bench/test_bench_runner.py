@@ -213,6 +213,33 @@ def test_order_rotates(embedded: Embedded, calls: list[tuple[str, str]], tmp_pat
     assert orders[3:] == orders[:2]
 
 
+def test_batches_rotate_as_without_an_interruption(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Claim: also where the last batch of a suite is a short one, the method that comes first after
+    an interruption is the one that would have come first without it."""
+    order: list[str] = []
+    answer = runner._BatchRun.answer
+
+    def recorded(self: Any, name: str, recipe: Any, settings: Any) -> Any:
+        if settings["max_new_tokens"] == 5:
+            order.append(name)
+        return answer(self, name, recipe, settings)
+
+    monkeypatch.setattr(runner._BatchRun, "answer", recorded)
+    plan = runner.Benchmark((CAPTION, CHAT), ("sd",), limit=3, max_new_tokens=5, batch=2)
+    runner.run_benchmark(plan, *embedded, tmp_path / "whole")
+    whole = order.copy()
+    order.clear()
+    # Only the items of the first suite are answered before the interruption.
+    kept = list(plan.items())[:3]
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.Benchmark, "items", lambda self: iter(kept))
+        runner.run_benchmark(plan, *embedded, tmp_path / "cut")
+    runner.run_benchmark(plan, *embedded, tmp_path / "cut")
+    assert order == whole and whole[:4] == ["ar", "sd", "sd", "ar"]
+
+
 @pytest.mark.parametrize(("count", "limit"), [(1, 4), (2, 5), (3, 7), (5, 3)])
 def test_shards_partition_the_items(count: int, limit: int) -> None:
     """Claim: n shards hold each of the first ``limit`` items of each suite once, none other.

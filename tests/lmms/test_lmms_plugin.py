@@ -201,6 +201,9 @@ def test_a_video_is_a_file_a_part_of_one_or_its_frames(tmp_path: Path):
         assert np.array_equal(clip.frames, whole.frames[::2])
         assert clip.timestamps.tolist() == [0.0, 1.0, 2.0, 3.0] and clip.duration == 4.0
     three = lmms.read_clip({"url": whole.frames}, FrameSampling(num_frames=3))
+    for key in ("video", "url", "path"):
+        nested = lmms.read_clip({"url": {key: whole.frames}}, FrameSampling(num_frames=3))
+        assert (nested.frames == three.frames).all()
     assert np.array_equal(three.frames, whole.frames[[0, 2, 5]])
     assert three.timestamps.tolist() == [0.0, 1.0, 2.5], "each frame at its own time"
     unequal = [Image.fromarray(whole.frames[0]), Image.fromarray(whole.frames[1][::2, ::2])]

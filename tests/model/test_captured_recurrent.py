@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import random
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -372,3 +373,18 @@ def test_answers_are_the_same(method, family, monkeypatch):
     monkeypatch.setattr(cuda_graphs, "DEVICE_TYPES", ("cpu",))
     result = answered(family, method)
     assert result.ids == truth(family) and result.fallback_reason is None
+
+
+@pytest.mark.parametrize("earlier", [0, captured_recurrent.PROBED_NODES])
+def test_a_trial_has_keys_that_its_size_reads(earlier: int) -> None:
+    """Claim: where a request has grown beyond a size since it was chosen, the size is tried with
+    earlier keys. Fails if a right capture is refused because it cannot read the trial's own keys.
+    """
+    session = _both()[0]
+    cache = session.requests[0].cache
+    size = captured_recurrent.RecurrentSize(1, 4, 64, cache.length, earlier=bool(earlier))
+    probe = captured_recurrent.RecurrentProbe([cache], cache.length, Mock(), earlier)
+    (segment,) = probe.rows(size, embeddings=1000, may_branch=True).segments
+    assert segment.first_key + size.rows == size.keys
+    (nodes,) = probe.earlier_rows(size, embeddings=1000).segments
+    assert nodes.first_key + earlier == segment.first_key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from serve.live import Live, made, serving
 
 from saccade.inputs import Pair
 from saccade.serve import request_reader
+from saccade.serve.detokenizer import StreamingDetokenizer
 from saccade.serve.formats.chat_forms import ChatForm
 from saccade.serve.formats.reasoning import GrammarAfterReasoning, Marks, Reasoning, find_marks
 from saccade.serve.formats.response_items import ItemStream
@@ -101,6 +102,9 @@ def test_marks_come_from_the_tokenizer_or_the_template():
         "<think>", "</think>"
     )
     assert find_marks(_tokenizer("<think>"), "{{ messages }}") is None
+    # Marks that are tokens come before other marks of the template.
+    mixed = find_marks(_tokenizer("[THINK]", "[/THINK]"), "{{ text.split('</think>') }}")
+    assert mixed == Marks("[THINK]", "[/THINK]", 0, 1)
     ends = {"a<think>\n": "open", "<think>\n\n</think>\n\n": "closed", "assistant\n": "possible"}
     assert {end: THINK.start_after(end) for end in ends} == ends
 
@@ -292,24 +296,45 @@ def test_a_template_that_cannot_use_a_variable_is_400(models):
 
 
 @pytest.mark.parametrize(
-    "pieces",
+    ("tokens", "of_message"),
     [
-        ["I think", " so", "</think>", "\n\n", "Yes", "."],
-        ["I think</think>", "Yes", "."],
-        ["I think", "</think>\n", "\nYes", "."],
+        ([b"I think", b" so", b"</think>", b"\n\n", b"Yes", b"."], 2),
+        ([b"I think</think>", b"Yes", b"."], 2),
+        ([b"I think</think>Yes", b"."], 2),
+        ([b"I think", b"</think>\n", b"\nYes", b"."], 2),
+        ([b"</think>", b"\n", b"Yes", b"."], 2),
+        ([b"so", b"</think>", b"\xf0", b"\x9f", b"\x99", b"\x82", b" Yes"], 5),
+        ([b"so", b"</think>", b"\n", b"a", b"\xf0\x9f", b"\x99\x82", b"\xc3", b"\xa9", b"."], 6),
+        ([b"so", b"</think>", b"ST", b"AR"], 2),
+        ([b"so", b"</thi", b"nk>", b"S", b"T", b"A"], 3),
     ],
 )
-def test_a_message_has_the_log_probabilities_of_its_own_tokens(pieces: list[str]) -> None:
+@pytest.mark.parametrize("stops", [(), ("STOP", "thinking")])
+def test_a_message_has_the_log_probabilities_of_its_own_tokens(
+    tokens: list[bytes], of_message: int, stops: tuple[str, ...]
+) -> None:
     """Claim: a token that ends the reasoning, or stands between it and the message, is no token of
-    the message. Fails if its log-probability is sent with the message's first text."""
+    the message, and every token with a part of the message's text is one, also where its text is
+    held back because a character or a stop string may go on. Fails if the tokens of a message are
+    found by the lengths of their texts."""
+
+    def decode(ids: Sequence[int]) -> str:
+        return b"".join(tokens[each] for each in ids).decode(errors="replace")
+
     stream = ItemStream(ChatForm(reasoning=Reasoning(Marks("<think>", "</think>"), "open")))
+    detokenizer = StreamingDetokenizer(decode, stops)
     events = []
-    for piece in pieces:
-        events += stream.write(piece, [{"token": piece, "logprob": -1.0}])
-    events += stream.end(Mock(finish_reason="stop"))
+    for token in range(len(tokens)):
+        piece = detokenizer.write([token])
+        entries = [{"token": token, "logprob": -1.0}]
+        events += stream.write(piece, entries, detokenizer.length)
+    text = decode(range(len(tokens)))
+    events += stream.write(detokenizer.finish(text)) + stream.end(Mock(finish_reason="stop"))
     deltas = [each for each in events if each["type"] == "response.output_text.delta"]
-    tokens = [entry["token"] for each in deltas for entry in each["logprobs"]]
-    assert tokens == pieces[-2:] and "".join(each["delta"] for each in deltas) == "Yes."
+    message = text.partition("</think>")[2].strip("\n")
+    assert "".join(each["delta"] for each in deltas) == message
+    sent = [entry["token"] for each in deltas for entry in each["logprobs"]]
+    assert sent == [*range(len(tokens))][-of_message:]
     assert stream.items[-1]["content"][0]["logprobs"] == [
-        {"token": token, "logprob": -1.0} for token in tokens
+        {"token": token, "logprob": -1.0} for token in sent
     ]

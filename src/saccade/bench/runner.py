@@ -137,15 +137,15 @@ def run_benchmark(
                 f"{folder} holds a run of another plan: give another --out, or delete it"
             )
     finished = {(answer.suite, answer.item) for answer in answers}
-    todo = [(suite, item) for suite, item in plan.items() if (suite.name, item.id) not in finished]
-    total = len(finished) + len(todo)
+    all_items = list(plan.items())
+    total = len(finished | {(suite.name, item.id) for suite, item in all_items})
     settings: dict[str, Any] = {"do_sample": plan.temperature > 0}
     if plan.temperature:
         settings["temperature"] = plan.temperature
     warm_suites: set[str] = set()
     done = len(finished)
-    batch_number = done // plan.batch
-    for suite, items in _batches(todo, plan.batch):
+    for batch_number, (suite, batch) in enumerate(_batches(all_items, plan.batch)):
+        items = [item for item in batch if (suite.name, item.id) not in finished]
         max_new_tokens = plan.max_new_tokens or suite.setting.max_new_tokens
         # The media are read once for all methods.
         item_runs = []
@@ -167,9 +167,8 @@ def run_benchmark(
                 on_progress(f"{suite.name}: warming up {name}", done, total)
                 answerer.answer(name, recipes[name], {**settings, "max_new_tokens": WARM_UP_TOKENS})
             warm_suites.add(suite.name)
-        # With each batch the next method begins.
+        # With each batch the next method begins, also where an interrupted run goes on.
         rotation = batch_number % len(order)
-        batch_number += 1
         by_method: dict[str, list[Answer]] = {}
         for name in (*order[rotation:], *order[:rotation]):
             on_progress(f"{suite.name}: {name}", done, total)
@@ -199,10 +198,10 @@ def run_benchmark(
 
 
 def _batches(
-    todo: Sequence[tuple[Suite, Item]], size: int
+    all_items: Sequence[tuple[Suite, Item]], size: int
 ) -> Iterator[tuple[Suite, Sequence[Item]]]:
     """Yields the items in batches of ``size``, each of one suite; its last batch may be smaller."""
-    for _, group in groupby(todo, lambda entry: entry[0].name):
+    for _, group in groupby(all_items, lambda entry: entry[0].name):
         entries = list(group)
         for start in range(0, len(entries), size):
             batch = entries[start : start + size]

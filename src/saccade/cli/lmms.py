@@ -290,7 +290,9 @@ def read_clip(part: Mapping[str, Any], sampling: FrameSampling) -> Clip:
     if isinstance(source, Mapping):
         start = source.get("video_start", start)
         end = source.get("video_end", end)
-        source = source.get("video") or source.get("url") or source.get("path")
+        sources = [source.get(key) for key in ("video", "url", "path")]
+        # An array has no truth value, so each source is compared with None.
+        source = next((each for each in sources if each is not None), None)
     if isinstance(source, str | Path | bytes):
         return media.read(source, replace(sampling, start=start, end=end))
     if start is not None or end is not None or not isinstance(source, list | np.ndarray):

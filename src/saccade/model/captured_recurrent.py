@@ -613,8 +613,10 @@ class RecurrentProbe(Probe):
 
     def _start(self, cache: Cache, size: Size) -> int:
         """Returns the first row of a cache that the trial writes: the one after its tokens, or an
-        earlier one if there is no room for all rows of the trial."""
-        return max(0, min(cache.length, cache.capacity - size.rows - self.earlier))
+        earlier one if there is no room for all rows of the trial, in the cache or among the keys
+        that the size reads."""
+        room = min(cache.capacity, size.keys)
+        return max(0, min(cache.length, room - size.rows - self.earlier))
 
 
 def _repeat_for_requests(empty: State, requests: int) -> State:

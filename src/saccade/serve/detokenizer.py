@@ -38,6 +38,9 @@ class StreamingDetokenizer:
         self._text_at_cut = ""
         self._window_text_at_cut = ""
         self._emitted_text = ""
+        # How many characters the tokens so far have, those that are held back included. Those of
+        # which only some bytes have come count as one or more.
+        self.length = 0
 
     def write(self, tokens: Sequence[int]) -> str:
         """Returns the text that has become certain with these tokens."""
@@ -48,6 +51,7 @@ class StreamingDetokenizer:
             self._window = self._window[-DECODE_WINDOW_TOKENS:]
             self._text_at_cut = text
             self._window_text_at_cut = self._decode(self._window)
+        self.length = len(text)
         text = text.rstrip(UNFINISHED)
         withheld = withheld_length(text, self._stops)
         # The window's end may be the beginning of a stop string with special tokens, which ``text``

@@ -61,7 +61,8 @@ class ResponsesHandler(CompletionHandler):
                 chunks = []
                 for tokens, logprobs in _pieces(event):
                     piece = detokenizer.write(tokens)
-                    chunks += stream.write(piece, self._logprob_entries(logprobs))
+                    entries = self._logprob_entries(logprobs)
+                    chunks += stream.write(piece, entries, detokenizer.length)
             else:
                 piece = detokenizer.finish(event.text or "")
                 chunks = stream.write(piece) + stream.end(event)

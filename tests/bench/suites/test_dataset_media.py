@@ -322,6 +322,33 @@ def test_start_and_end_count_for_whole_videos_only(art: Art, tmp_path: Path):
     assert 1.0 <= clip.timestamps[0] < 1.3 and clip.timestamps[-1] <= 2.5
 
 
+def test_a_cut_video_of_which_there_are_two_is_not_replaced_by_the_whole_one(
+    art: Art, tmp_path: Path
+):
+    """Claim: which of two files is meant is asked for. Fails if the uncut video is read instead."""
+    layout = fresh("mvbench", art)
+    members = layout.zips["video/star.zip"]
+    cut = "star/Charades_segment/action_sequence_1.mp4"
+    members["Charades_v1_480/action_sequence_1.mp4"] = members[cut]
+    layout.zips["video/other.zip"] = {f"other/{cut}": members[cut]}
+    members[f"again/{cut}"] = members.pop(cut)
+    suite = open_dataset("mvbench/action_sequence", layout.write(tmp_path / "d"))
+    (sample,) = unusable(suite)
+    assert sample.reason == "there are 2 files named action_sequence_1.mp4"
+
+
+def test_columns_that_only_some_files_have_are_columns(tmp_path: Path) -> None:
+    """Claim: rows of a parquet file without a column have None there, whichever file is first."""
+    paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    Layout({"a.parquet": [{"x": 1}, {"x": 2}], "b.parquet": [{"x": 3, "y": "new"}]}).write(tmp_path)
+    for order in (paths, paths[::-1]):
+        table = rows.read_rows(order)
+        assert set(table.names) == {"x", "y"}
+        assert sorted(table.column("y"), key=str) == [None, None, "new"]
+        cells = [row.get("y") for row in table.rows_at(range(3))]
+        assert cells == table.column("y")
+
+
 def test_the_fallback_folder_of_mvbench_is_found(art: Art, tmp_path: Path):
     """Claim: videos below data0613/ are found by the same folders."""
     layout = fresh("mvbench", art)

@@ -28,6 +28,7 @@ from saccade.bench.suites.types import (
     Item,
     LayoutError,
     Medium,
+    MissingMediumError,
     Setting,
     with_next_items,
 )
@@ -245,8 +246,8 @@ class Dataset:
         start = end = None
         try:
             place = self.media_index.find(name, _folders_of_part(media_layout.folders, part))
-        except LayoutError:
-            # The cut video is missing. The row says which part of the uncut one it is.
+        except MissingMediumError:
+            # The row says which part of the uncut video the missing one is.
             if not (uncut_folders := _folders_of_part(media_layout.uncut_folders, part)):
                 raise
             place = self.media_index.find(name, uncut_folders)

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from saccade.bench.suites.archives import Archive, file_name, find_archives, is_safe_name
-from saccade.bench.suites.types import LayoutError
+from saccade.bench.suites.types import LayoutError, MissingMediumError
 from saccade.core.home import home
 
 # If names differ only in the suffix, the file with the earliest of these suffixes is preferred.
@@ -151,8 +151,8 @@ class MediaIndex:
 
         A medium is in a folder if its path ends in the folder and the name. So the folder "b" has
         ROOT/a/b/NAME, and the folder "" has every medium of the name. The name may begin with
-        folders too. Raises `LayoutError` where there is no medium, or more than one that fits
-        equally well.
+        folders too. Raises `MissingMediumError` where there is no medium, and `LayoutError` where
+        more than one fits equally well.
         """
         parts = PurePosixPath(name).parts if is_safe_name(name) else ()
         if not parts:
@@ -182,7 +182,7 @@ class MediaIndex:
         # The name may be missing because an archive is damaged, so the first fault is reported.
         faults = [fault for archive in self.archives if (fault := archive.listing[1])]
         reason = f" ({faults[0]})" if faults else ""
-        raise LayoutError(f"{file_name(name)} is missing{reason}")
+        raise MissingMediumError(f"{file_name(name)} is missing{reason}")
 
     def _rank(self, place: MediaPlace, stem: str, suffix: str) -> tuple[Any, ...]:
         """Returns a sort key, which is smallest for the best place.

@@ -69,8 +69,8 @@ class ParquetRows:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        with _open_parquet(self.files[0]) as file:
-            return tuple(file.schema_arrow.names)
+        """The names of the columns. A column counts if any file has it."""
+        return tuple(dict.fromkeys(name for path in self.files for name in _column_names(path)))
 
     def __len__(self) -> int:
         return self._groups[-1][0]
@@ -79,7 +79,10 @@ class ParquetRows:
         values: list[Any] = []
         for path in self.files:
             with _open_parquet(path) as file:
-                values += file.read(columns=[name]).column(name).to_pylist()
+                if name in file.schema_arrow.names:
+                    values += file.read(columns=[name]).column(name).to_pylist()
+                else:
+                    values += [None] * file.metadata.num_rows
         return values
 
     def rows_at(self, numbers: Sequence[int]) -> Iterator[Row]:
@@ -159,6 +162,12 @@ def _open_parquet(path: Path) -> Iterator[Any]:
             yield file
     except (_import_library("pyarrow").ArrowException, OSError):
         raise LayoutError(f"{path.name} is cut short or damaged") from None
+
+
+def _column_names(path: Path) -> list[str]:
+    with _open_parquet(path) as file:
+        names: list[str] = file.schema_arrow.names
+        return names
 
 
 @lru_cache(maxsize=2)  # Rows are read in order, so the next one is mostly in the same group.

@@ -29,6 +29,10 @@ class LayoutError(Exception):
     """
 
 
+class MissingMediumError(LayoutError):
+    """A benchmark has no medium of a name."""
+
+
 @dataclass(frozen=True)
 class Medium:
     """A video or an image, which is read when ``read`` is called."""

@@ -114,6 +114,14 @@ class ChatForm:
         words, calls = split_answer(self.dialect, text, self.tool_names, is_complete=is_complete)
         return AnswerParts(reasoning, words, calls)
 
+    def text_start(self, text: str) -> int:
+        """Returns how many characters of an answer come before the text that follows its
+        reasoning."""
+        if self.reasoning is None:
+            return 0
+        _, rest = self.reasoning.split(text, is_complete=True)
+        return len(text) - len(rest)
+
     def finish_reason(self, result: Result, calls: list[ParsedCall]) -> str:
         return "tool_calls" if calls and result.finish_reason == "stop" else result.finish_reason
 

@@ -76,16 +76,14 @@ def _token_ids(tokenizer: Any) -> dict[str, int]:
 
 
 def find_marks(tokenizer: Any, template: Any) -> Marks | None:
-    """Returns the marks that a tokenizer has as tokens or a chat template contains; None if there
-    are none."""
+    """Returns the marks that a tokenizer has as tokens, or else those that a chat template
+    contains; None if there are none."""
     added = _token_ids(tokenizer)
-    text = str(template)
     for opening, closing in MARKS:
         if opening in added and closing in added:
             return Marks(opening, closing, added[opening], added[closing])
-        if closing in text:
-            return Marks(opening, closing)
-    return None
+    text = str(template)
+    return next((Marks(*marks) for marks in MARKS if marks[1] in text), None)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from saccade.serve.formats.tool_calls import ParsedCall
 Event = dict[str, Any]
 """A streamed event, still without its ``sequence_number``."""
 Logprobs = Sequence[dict[str, Any]]
+"""The log-probabilities of tokens, each in OpenAI's form."""
 
 
 @dataclass(frozen=True)
@@ -114,17 +115,19 @@ class ItemStream:
         self._open: ItemInProgress | None = None
         self._sent_calls = 0
         self._sent = {REASONING: 0, MESSAGE: 0}  # How many characters of each were sent.
-        # Log-probabilities of tokens whose text has not been sent yet.
-        self._waiting_logprobs: list[dict[str, Any]] = []
+        # Log-probabilities of tokens whose text has not been sent yet. With each comes the number
+        # of characters that the answer has up to the end of its token.
+        self._waiting_logprobs: list[tuple[int, dict[str, Any]]] = []
 
-    def write(self, piece: str, logprobs: Logprobs = ()) -> list[Event]:
+    def write(self, piece: str, logprobs: Logprobs = (), length: int = 0) -> list[Event]:
         """Adds a piece of text and returns events for all text that is certain now.
 
-        ``logprobs`` are those of the piece's tokens. They are sent with the next event that adds
-        text.
+        ``logprobs`` are those of the piece's tokens, after which the answer has ``length``
+        characters (see :class:`StreamingDetokenizer`). They are sent with the message's next event
+        that adds text.
         """
         self._answer += piece
-        self._waiting_logprobs += logprobs
+        self._waiting_logprobs += [(length, entry) for entry in logprobs]
         return self._advance(self._form.split(self._answer, is_complete=False))
 
     def end(self, result: Result) -> list[Event]:
@@ -147,11 +150,16 @@ class ItemStream:
                 continue
             self._sent[kind] += len(piece)
             if self._open is None or self._open.kind is not kind:
-                if self._open is not None:
-                    # The tokens between two items, such as the mark that ends reasoning, are part
-                    # of neither.
-                    self._waiting_logprobs = _entries_of_end(self._waiting_logprobs, piece)
                 events += self._close("completed") + self._begin(kind)
+                if kind is MESSAGE:
+                    # Tokens that end before the message, such as the mark that ends reasoning, are
+                    # no part of it.
+                    start = self._form.text_start(self._answer)
+                    self._waiting_logprobs = [
+                        (length, entry)
+                        for length, entry in self._waiting_logprobs
+                        if length > start
+                    ]
             assert self._open is not None
             events.append(self._write(piece, self._open))
         for call in answer.calls[self._sent_calls :]:
@@ -161,8 +169,11 @@ class ItemStream:
         return events
 
     def _write(self, piece: str, item: ItemInProgress) -> Event:
-        """Returns the event that adds a piece to an item, with the log-probabilities that wait."""
-        event = item.write(piece, self._waiting_logprobs)
+        """Returns the event that adds a piece to an item. An item that has log-probabilities takes
+        those that wait."""
+        if not item.kind.has_logprobs:
+            return item.write(piece, ())
+        event = item.write(piece, [entry for _, entry in self._waiting_logprobs])
         self._waiting_logprobs = []
         return event
 
@@ -199,14 +210,3 @@ class ItemStream:
             {"type": f"{name}.done", **place, "name": call.name, "arguments": call.arguments},
             {"type": "response.output_item.done", "output_index": index, "item": done},
         ]
-
-
-def _entries_of_end(entries: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Returns the fewest of the last entries whose tokens are at least as long as ``text``, which
-    is the end of what the tokens of all entries say."""
-    length = 0
-    for number, entry in enumerate(reversed(entries), start=1):
-        length += len(entry["token"])
-        if length >= len(text):
-            return list(entries[-number:])
-    return list(entries)
