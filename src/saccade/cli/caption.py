@@ -1,4 +1,4 @@
-"""``saccade caption`` and ``saccade caption-merge``: describe many videos in one file."""
+"""``saccade caption`` and ``saccade caption-merge``: one file of answers about many videos."""
 
 from __future__ import annotations
 
@@ -46,11 +46,14 @@ def caption(
     ] = False,
     ray: Annotated[
         str | None,
-        typer.Option(help="Spread over a Ray cluster: local, auto (this machine's) or host:port."),
+        typer.Option(
+            help="Spread over a Ray cluster: local (a new one of this machine alone), auto (the "
+            "one that this machine belongs to) or host:port."
+        ),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Of --ray. Default: one per GPU, or one per node without GPUs."),
+        typer.Option(min=1, help="With --ray. Default: one per GPU, or one per node without GPUs."),
     ] = None,
     method: command_options.Method = None,
     max_new_tokens: command_options.Tokens = 256,
@@ -64,7 +67,7 @@ def caption(
     its own file (captions-2-of-4.jsonl); `saccade caption-merge` joins them.
     """
     if workers is not None and ray is None:
-        raise OptionError("--workers are of a cluster: give --ray, or several --shard")
+        raise OptionError("--workers is for a Ray cluster: add --ray, or give each process its own --shard")
     from saccade.corpus import json_lines
 
     settings = run_setup.resolve_settings(models, loading, method)

@@ -49,8 +49,8 @@ def real_make(which: Which = Weights.smollm2, as_json: Json = False) -> None:
     with progress_line("making the checkpoints") as show_line:
 
         def show_progress(line: str) -> None:
-            # A log gets a line at most every half minute, unless it is marked as the last one.
-            # Here it is unknown which line is the last.
+            # Where there is no terminal, a line is printed at most every half minute, or at once if
+            # it is marked as the last. Here it is unknown which line is the last.
             is_last = False
             show_line(line, is_last)
 

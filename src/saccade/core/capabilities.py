@@ -67,7 +67,7 @@ class Capability(Enum):
     # Shapes offer these.
     # A draft of such a shape can grow one token at a time while the target runs.
     GROWS_TOKEN_BY_TOKEN = (
-        "a shape that drafts a chain",
+        "a shape that decides after each token whether to draft another one",
         "shape=chain-N, shape=fit or schedule=serial",
     )
     FIXED_LENGTH = (

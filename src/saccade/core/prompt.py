@@ -38,8 +38,8 @@ class Media:
     images."""
 
     deepstack: tuple[Float[Tensor, "visual dim"], ...] = ()
-    """For each of the first layers of some models (Qwen3-VL), what is added to the hidden states of
-    the visual rows after it."""
+    """For each of the first layers of some models (Qwen3-VL), what is added, after that layer, to
+    the hidden states of the visual rows."""
     averaged_rows: Float[Tensor, "visual dim"] | None = None
     """The visual rows as they would be if the vision tower's output were averaged in blocks of 2x2
     cells before the projector. The four cells of a block have the same row. None unless a view
@@ -48,9 +48,10 @@ class Media:
     last_visible_row: Int[Tensor, " len"] | None = None
     """For each row, the index of the last row that it attends to; None where attention is causal.
 
-    For example, it is 0, 3, 3, 3, 4 for a row of text, a picture of three rows that is read in both
-    directions, and a row of text. Rows with the same index attend to each other: those of one
-    picture, of all pictures and frames (Molmo 2, whatever text stands between them), or of the
+    A row attends to the rows up to its own, and of the later rows to those with the same index
+    alone. For example, the indices are 0, 3, 3, 3, 4 for a row of text, a picture of three rows
+    that is read in both directions, and a row of text. The rows with one index are those of one
+    picture, of all pictures and frames (Molmo 2; text between them has other indices), or of the
     whole prompt (PaliGemma)."""
     sees_ahead_in_windows_only: bool = False
     """Whether ``last_visible_row`` holds only in layers with a sliding window (Gemma 4). All other
@@ -160,11 +161,11 @@ class Prompt:
 
     @property
     def changes_with_more_text(self) -> bool:
-        """Whether text appended to the prompt would change the keys of its rows.
+        """Whether text appended to the prompt may change the keys of its rows.
 
-        It would where an earlier row attends to the last row, since that row would attend to the
-        new text too. In most families only rows of a picture attend to later rows, and text follows
-        the picture.
+        Where a whole prompt is read in both directions, its rows would attend to the new text too.
+        An earlier row that attends to the last row is taken as the sign of that. In most families
+        only rows of a picture attend to later rows, and text follows the picture.
         """
         last_rows = self.media.last_visible_row
         return last_rows is not None and bool((last_rows[:-1] == len(self) - 1).any())

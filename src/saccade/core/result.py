@@ -176,7 +176,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class Result:
-    """One answer and how it came about. Scalars and ids only."""
+    """One answer and how it came about, in plain values: it holds no tensors."""
 
     ids: tuple[int, ...]
     text: str | None  # None without a tokenizer

@@ -548,14 +548,14 @@ class ModelDrafter(SessionDrafter, ParallelWork):
         for i, (prompt, prefix) in enumerate(zip(prompts, earlier.prefixes, strict=True)):
             state = session.requests[i]
             prefilled = self._prefilled_prompts[i]
-            # How many leading rows of the draft's prompt were in earlier turns. ``prefix`` has this
-            # number for the target's prompt. The draft's prompt may have other rows than that one,
-            # and then its own are counted.
+            # How many leading rows of the draft's prompt were in earlier turns. If the draft shares
+            # the target's rows, it is the target's number, which ``prefix`` has. Otherwise the
+            # draft's prompt is compared with the prompt that it read in earlier turns.
             shared = prefix.shared_rows
             if not self._shares_rows:
                 shared = prefilled.shared_rows(state, prompt, prefix.shared_media)
-            # The view chooses among the rows after these. It is also given the results of the
-            # target's prefill for the new rows of the target's prompt.
+            # The view chooses among the draft's rows after the shared ones, by what the target's
+            # prefill recorded for the target's own new rows.
             new = self._with_image_rows(prompt.keep_from(shared))
             seconds += clock.lap()
             pruned_new = view(prefills[i].to(model.device).tail(prefix.shared_rows), new)
@@ -619,10 +619,10 @@ class SelfDrafter(SessionDrafter):
         session = Session(model, setup.rules, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._view, self._key_updates = setup.view, setup.view.key_updates
-        # By request, how many rows the draft's cache had when ``read_prompts`` filled it. A slide
-        # of the request's window (see ``KeyUpdates.sinks``) brings the cache back to so many rows,
-        # as long as rows of the prompt can be dropped. Requests whose whole prompt the view keeps
-        # have no window, and are not in here.
+        # By request, how many rows ``read_prompts`` put into the draft's cache. When a request's
+        # window slides (see ``KeyUpdates.sinks``), rows of the prompt are dropped until the cache
+        # has that many rows again, or until the sinks are all that is left of the prompt. Requests
+        # whose whole prompt the view keeps have no window, and are not in here.
         self._window_rows: dict[int, int] = {}
         # The target's prefill and the current pruned prompt of requests whose view is refreshed.
         self._refreshed_views: dict[int, tuple[Prefill, Prompt]] = {}

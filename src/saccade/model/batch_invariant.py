@@ -90,8 +90,8 @@ class BatchInvariantSession(Session):
         them.
         """
         (segment,) = rows.segments
-        # A captured forward cannot store queries. Hidden states, which it could store, are also
-        # stored by ordinary forwards in this session.
+        # Only an ordinary forward can store queries. A captured one could store hidden states, but
+        # in this session ordinary forwards store these too.
         must_be_ordinary = segment.row_queries is not None or segment.cache.hidden is not None
         if self.cuda_graphs is None or must_be_ordinary:
             return RowLogits.of_ordinary(self._ordinary_forward(rows))
@@ -126,9 +126,9 @@ class BatchInvariantStep(Step):
     def __init__(self, segment: Segment, last: Int[Tensor, " rows"] | None = None) -> None:
         # ``Step.__init__`` is not called, because it would make a mask as wide as the cache. The
         # attributes that ``Step.__call__`` reads are set here instead. ``_kernels`` has a kernel
-        # and its mask for each segment. ``_choose(segment, 1)`` returns a kernel and its mask for
-        # the last row alone. Here every kernel is ``attend_in_order``, which is called with the
-        # last key that each row sees instead of a mask.
+        # and its mask for each segment. ``_choose(segment, 1)`` is called where only the last row's
+        # attention is wanted, and returns a kernel and its mask for it. Here every kernel is
+        # ``attend_in_order``. In place of a mask it gets the last key that each row sees.
         end = segment.end_key
         last_keys = torch.arange(segment.first_key, end) if last is None else last
         self.segments = [segment]

@@ -234,8 +234,8 @@ class StaticRows:
         """Returns four parts of a flat buffer, as views.
 
         A convolution has for each request these inputs: the last ``past`` inputs before the
-        request's tree, those of its earlier nodes, and those of its rows. The first two parts have
-        places among the inputs of all requests, and the others are masks:
+        request's tree, those of its earlier nodes, and those of its rows. The first two parts are
+        indices into these inputs, of all requests one after another, and the others are masks:
 
         * the taps: which inputs each row's convolution reads;
         * the window places: which inputs are the window after the committed rows, from which a
@@ -355,7 +355,8 @@ class StaticRows:
         assert stored_writes is not None
         stored_writes.keys.copy_(new_writes.keys)
         stored_writes.values.copy_(new_writes.values)
-        # The nodes' updates apply to the state after the committed rows, so their sums begin there.
+        # The nodes' updates are applied to the state after the committed rows, so the decay of the
+        # committed rows is taken out of each node's total.
         stored_writes.total_decay.copy_(new_writes.total_decay - committed_decay)
         return read.transpose(0, 1).flatten(1, 2)
 

@@ -492,8 +492,8 @@ class CudaGraphs:
         tokens = LikeliestTokens(self._inputs[size].likeliest)
         self._newest_tokens[size] = weakref.ref(tokens)
         spans = _logit_spans(rows, size)
-        places = [place for start, stop in spans for place in range(start, stop)]
-        return RowLogits(logits, [partial(tokens.read, place) for place in places])
+        row_numbers = [row for start, stop in spans for row in range(start, stop)]
+        return RowLogits(logits, [partial(tokens.read, row) for row in row_numbers])
 
     def drop_captured(self) -> None:
         """Drops all captured forwards and the reference to the rotary table.

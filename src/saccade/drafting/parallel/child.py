@@ -80,7 +80,8 @@ class Draft:
     epoch: int = 0
     sent: int = 0  # the number of tokens sent so far, which decides the slot of the next one's law
     answer_tokens: int = 0  # the number of committed tokens of this answer
-    # ``answer_tokens`` when this draft began. The noise of the draft's draws depends on it.
+    # ``answer_tokens`` when this draft began. The noise of its draws depends on it, so they are
+    # independent of an earlier draft's draws at the same positions.
     start: int = 0
     # Whether the shape has stopped after the chain's last token. The draft goes on once that token
     # is committed or the chain is dropped.
@@ -199,9 +200,9 @@ class JobRunner:
     def commit(self, commits: Mapping[int, tuple[Sequence[int], int | None]]) -> None:
         """Commits each request's emitted tokens.
 
-        ``commits`` has for each request these tokens, and how many drafted tokens are judged next,
-        whether they are drafted yet or not. With such a number the chain begins with the emitted
-        tokens, and the rest of it stays. None in place of the number drops the draft.
+        ``commits`` has, for each request, these tokens and a count. The count is how many tokens
+        the next proposal asks for, drafted yet or not. With a count, the chain begins with the
+        emitted tokens, and the tokens after them are kept. With None, the whole chain is dropped.
         """
         for request, (tokens, next_count) in commits.items():
             draft = self._drafts[request]

@@ -38,9 +38,9 @@ from saccade.inputs.media.media_file import printable_name
 
 MEMORY_BYTES = 4 << 30  # Address space of a child. Python and the libraries take half a GiB of it.
 MAX_REQUESTS_PER_CHILD = 200  # After so many requests a fresh child takes its place.
-START_TIMEOUT_SECONDS = 60.0  # A child may take so long to import what it needs.
-SHARE_SECONDS = 10.0  # A call may keep a child so long while another call waits for one.
-WAIT_SECONDS = 60.0  # A call waits at most so long for a child.
+START_TIMEOUT_SECONDS = 60.0  # How long a child may take to import what it needs.
+SHARE_SECONDS = 10.0  # How long a call may keep its child while another call waits for one.
+WAIT_SECONDS = 60.0  # How long a call waits for a child before it is refused.
 POLL_SECONDS = 0.1
 MAX_OPEN_FILES = 32
 MAX_HEADER_BYTES = 1 << 20  # Of the JSON that a child sends.

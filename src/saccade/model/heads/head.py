@@ -98,10 +98,9 @@ class Head(Backbone):
         self.device = next(module.parameters()).device
         self.devices = [self.device]
         self._template_layer = template_layer
-        # ``key_layers`` says where a layer's keys are: for the layer's number, its place among the
-        # layers that have keys. A layer calls the attention with the layer number that it was
-        # constructed with. The head's one layer has the number of its template, or 0 without a
-        # template.
+        # ``key_layers`` maps a layer's number to its place among the layers that have keys. A layer
+        # gives the attention the number that it was constructed with. For the head's only layer,
+        # that is the number of its template, or 0 without a template, and its place is 0.
         layer_number = 0 if template_layer is None else template_layer
         self.key_layers = {layer_number: 0}
         if template_layer is None:

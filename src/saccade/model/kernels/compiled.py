@@ -47,10 +47,11 @@ FLAGS = (
 ATTENTION_ARGUMENTS = struct.Struct("8P18nd")  # The layout of `attention_call` in kernels.c.
 PRODUCT_ARGUMENTS = struct.Struct("4P6n")  # The layout of `product` in kernels.c.
 CODED_ARGUMENTS = struct.Struct("4P8n")  # The layout of `coded_product` in kernels.c.
-# A panel of a weight of few bits has this many outputs. kernels.c calls this OUTPUTS_PER_UNIT. The
-# OUTPUTS_PER_PANEL of kernels.c is for panels of fp32 weights (:class:`Panels`), and may differ.
+# A weight of few bits (a "coded" or "rounded" one) is stored in panels, each of so many outputs
+# (``few_bits.CodedPanels``). In kernels.c this number is OUTPUTS_PER_UNIT. OUTPUTS_PER_PANEL there
+# is another number, for the panels of fp32 weights (:class:`Panels`).
 OUTPUTS_PER_CODED_PANEL = 32
-CODE_BLOCK = 32  # Inputs of a rounded weight that share a scale.
+CODE_BLOCK = 32  # So many inputs of each output of such a weight share a scale.
 TILE_OUTPUTS = 16  # Outputs of a tile of weights.
 TILE_INPUTS = 32  # Inputs of a tile of weights in bf16.
 MAX_HEAD_DIM = 256
