@@ -67,7 +67,9 @@ def caption(
     its own file (captions-2-of-4.jsonl); `saccade caption-merge` joins them.
     """
     if workers is not None and ray is None:
-        raise OptionError("--workers is for a Ray cluster: add --ray, or give each process its own --shard")
+        raise OptionError(
+            "--workers is for a Ray cluster: add --ray, or give each process its own --shard"
+        )
     from saccade.corpus import json_lines
 
     settings = run_setup.resolve_settings(models, loading, method)
