@@ -145,7 +145,7 @@ def test_the_next_three_tokens_have_exactly_the_targets_law_at_the_start(name):
 )
 def test_the_next_three_tokens_have_exactly_the_targets_law_late_in_an_answer(name):
     """Claim: the same after twelve tokens, given everything that was drawn for them, judged or not.
-    Fails where noise is used twice: a draw that nobody judged is then known before it is made again.
+    Fails where noise is used twice: a draw that nobody judged is then known before it is repeated.
     """
     assert judged(name, largest_distance, True) < EXACT
 
