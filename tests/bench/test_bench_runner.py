@@ -227,17 +227,18 @@ def test_batches_rotate_as_without_an_interruption(
         return answer(self, name, recipe, settings)
 
     monkeypatch.setattr(runner._BatchRun, "answer", recorded)
-    plan = runner.Benchmark((CAPTION, CHAT), ("sd",), limit=3, max_new_tokens=5, batch=2)
+    # Each suite has one batch, which is a short one.
+    plan = runner.Benchmark((CAPTION, CHAT), ("sd",), limit=1, max_new_tokens=5, batch=2)
     runner.run_benchmark(plan, *embedded, tmp_path / "whole")
     whole = order.copy()
     order.clear()
-    # Only the items of the first suite are answered before the interruption.
-    kept = list(plan.items())[:3]
+    # Only the item of the first suite is answered before the interruption.
+    kept = list(plan.items())[:1]
     with monkeypatch.context() as patch:
         patch.setattr(runner.Benchmark, "items", lambda self: iter(kept))
         runner.run_benchmark(plan, *embedded, tmp_path / "cut")
     runner.run_benchmark(plan, *embedded, tmp_path / "cut")
-    assert order == whole and whole[:4] == ["ar", "sd", "sd", "ar"]
+    assert order == whole == ["ar", "sd", "sd", "ar"]
 
 
 @pytest.mark.parametrize(("count", "limit"), [(1, 4), (2, 5), (3, 7), (5, 3)])
