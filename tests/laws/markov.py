@@ -375,6 +375,7 @@ class Play:
     past: Mapping[Any, float] = field(default_factory=dict)  # noise that was used for it
     tables: Remembered = field(default_factory=Remembered)
     learnt: Any = None  # what has adapted by the end
+    knows_length: bool = False  # whether drafts end where the answer does
     whole: bool = False  # whether an answer ends with its round, however long that gets
     spoil_draft: Spoil | None = None  # what goes wrong with the draft's scores
     spoil_target: Spoil | None = None  # what goes wrong with the target's
@@ -419,7 +420,8 @@ class Play:
         """The answers once more, in a block that is ``staged``."""
         self._random, self._draw = random, draw
         recipe, count = self.recipe, len(self.regimes)
-        rules = [Sampling(True, (), seed)] * count
+        max_tokens = self.length if self.knows_length else None
+        rules = [Sampling(True, (), seed, max_tokens=max_tokens)] * count
         self.answers: list[list[int]] = [[] for _ in rules]
         with ExitStack() as stack:
             if recipe.drafter is WorkerDrafter:

@@ -183,6 +183,19 @@ def test_many_sampled_answers_follow_the_law(name):
     assert judged(name, later, SAMPLED, 1) > ALPHA
 
 
+def largest_distance_at_an_end(recipe: Recipe) -> float:
+    """The largest distance from the target's law in the last tokens of an answer."""
+    return max(distance(Play(recipe, 3, [regime], knows_length=True)) for regime in (SAME, FAR))
+
+
+@pytest.mark.representatives(6)
+@pytest.mark.parametrize("name", [name for name in CASES if "weights" not in name])
+def test_the_last_three_tokens_have_exactly_the_targets_law(name):
+    """Claim: where drafts end because the answer has to, its tokens have the target's law. Fails if
+    what is left out of a draft depends on what was drawn."""
+    assert judged(name, largest_distance_at_an_end) < EXACT
+
+
 def noise_used_twice(recipe: Recipe) -> list[Any]:
     """Keys of noise that an answer asked for more than once, over all regimes."""
     used: list[Any] = []

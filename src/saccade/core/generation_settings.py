@@ -398,6 +398,7 @@ def sampling_rules(
                 processors=tuple(processors),
                 seed=seed,
                 end_ids=end_ids(config),
+                max_tokens=length,
                 grammar=grammar,
             )
         )

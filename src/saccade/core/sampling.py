@@ -119,13 +119,15 @@ class BrokenLaw(ArithmeticError):
 class Sampling:
     """How a request draws its tokens: greedily unless ``sample``; the seed decides the noise.
 
-    ``end_ids`` are the ids that end an answer. A drafted chain ends after one of them.
+    ``end_ids`` are the ids that end an answer, which has at most ``max_tokens`` tokens. Drafts end
+    where the answer would (:meth:`Scores.may_go_on`).
     """
 
     sample: bool = False
     processors: tuple[Processor, ...] = ()
     seed: int = 0
     end_ids: tuple[int, ...] = ()
+    max_tokens: int | None = None
     grammar: Grammar | None = None  # applied before any other rule
 
     @property
@@ -249,6 +251,19 @@ class Scores:
     _logits_by_node: dict[int, Tensor] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
+
+    def may_go_on(self, tree: Tree, node: int) -> bool:
+        """Returns whether a token after ``node`` may be of use to the answer. ``tree`` is the draft
+        so far, which may have more nodes than were scored.
+
+        It is of no use after an id that ends the answer. Nor is it where the accepted tokens up to
+        ``node``, and the token that the target adds to them, would make the answer as long as it
+        may be.
+        """
+        if node != ROOT and tree.tokens[node] in self.rules.end_ids:
+            return False
+        limit = self.rules.max_tokens
+        return limit is None or self.answer_length + depth(tree, node) + 1 < limit
 
     def raw_logits(self, node: int) -> Float[Tensor, " vocab"]:
         """Returns the model's own logits after ``node``, before any rule."""

@@ -71,7 +71,7 @@ class Eagle2(Shape):
                     child.node = len(tree)
                     parent = ROOT if child.parent is None else child.parent.node
                     tree = add(tree, parent, child.token)
-            frontier = [*expanded]
+            frontier = [child for child in expanded if scores.may_go_on(tree, child.node)]
         return self._rerank(levels)
 
     def _children(self, scores: Scores, parents: list[Candidate | None]) -> list[Candidate]:

@@ -215,8 +215,9 @@ class Sage(Shape):
             frontier = []
             for path_probability, p, parent, token in children[: self.nodes - len(tree)]:
                 tree = add(tree, parent, token)
-                if reach.expands(level, path_probability):
-                    frontier.append((len(tree) - 1, path_probability, p))
+                node = len(tree) - 1
+                if reach.expands(level, path_probability) and scores.may_go_on(tree, node):
+                    frontier.append((node, path_probability, p))
             level += 1
         return tree
 

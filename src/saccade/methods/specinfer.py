@@ -73,10 +73,8 @@ class SampledTree(Shape):
             level_start = len(tree)
             for leaf in leaves:
                 tree = self.branch(tree, scores, leaf, width)
-            # Nothing is drafted after an id that ends the answer.
-            ends = scores.rules.end_ids
             new_nodes = range(level_start, len(tree))
-            leaves = [node for node in new_nodes if tree.tokens[node] not in ends]
+            leaves = [node for node in new_nodes if scores.may_go_on(tree, node)]
             if not leaves:
                 break
         return tree

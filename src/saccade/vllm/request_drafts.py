@@ -223,6 +223,6 @@ def grow_chain(plan: DraftPlan) -> Growing:
         if len(tree) and probability <= plan.min_probability:
             break
         tree = add(tree, last, token, q=None, confidence=confidence_in_token)
-        if token in scores.rules.end_ids:
+        if not scores.may_go_on(tree, len(tree) - 1):
             break
     return tree

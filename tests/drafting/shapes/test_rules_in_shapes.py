@@ -4,7 +4,7 @@ ranks tokens as the rules do. Whatever is registered is a case.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from transformers.generation import logits_process as hf
 from saccade.core.costs import Costs
 from saccade.core.protocols import Shape
 from saccade.core.sampling import Sampling, Scores
-from saccade.core.tree import Tree, path
+from saccade.core.tree import ROOT, Tree, height, path
 from saccade.drafting.drafters import drive
 from saccade.methods import SHAPE_FAMILIES, SHAPES
 
@@ -58,15 +58,25 @@ def _row(ids: Sequence[int]) -> torch.Tensor:
     return 2 * torch.randn(VOCAB, generator=generator)
 
 
-def _score(rules: Sampling, tree: Tree) -> Scores:
+def _score(rules: Sampling, tree: Tree, answer_length: int = 0) -> Scores:
     paths = [[tree.tokens[above] for above in path(tree, node)] for node in range(len(tree))]
     rows = [_row([*CONTEXT, *ids]) for ids in ([], *paths)]
-    return Scores(tree, rows, rules, CONTEXT, 0)
+    return Scores(tree, rows, rules, CONTEXT, answer_length)
 
 
-def _grow(shape: Shape, rules: Sampling) -> Tree:
-    growing = {0: shape.grow(shape.start())}
-    return drive(lambda trees: {0: _score(rules, trees[0])}, growing, {})[0]
+def _grow(
+    shape: Shape,
+    rules: Sampling,
+    watch: Callable[[Tree], object] = lambda tree: None,
+    answer_length: int = 0,
+) -> Tree:
+    """Returns a draft. ``watch`` is called with the tree of each of its forwards."""
+
+    def score(trees: dict[int, Tree]) -> dict[int, Scores]:
+        watch(trees[0])
+        return {0: _score(rules, trees[0], answer_length)}
+
+    return drive(score, {0: shape.grow(shape.start())}, {})[0]
 
 
 @pytest.mark.parametrize("rules", ["a grammar", "a grammar, sampled"])
@@ -116,6 +126,46 @@ def test_every_shape_ranks_tokens_as_a_penalty_does(name):
         # a context of four ids: the rows of the tree are still those after CONTEXT
         assert tree.tokens[0] in row.topk(3).indices.tolist()
         assert tree.tokens[0] != int(raw.argmax())
+
+
+ENDS = tuple(range(0, VOCAB, 3))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_no_shape_drafts_below_a_token_that_ends_the_answer(name):
+    """Claim: such a token has no children, and where only such tokens are left no forward of the
+    draft follows."""
+    tree = _grow(EVERY[name], Sampling(end_ids=ENDS))
+    assert not {tree.tokens[parent] for parent in tree.parents if parent != ROOT} & {*ENDS}
+    forwards: list[Tree] = []
+    _grow(EVERY[name], Sampling(end_ids=tuple(range(VOCAB))), forwards.append)
+    assert len(forwards) <= 1
+
+
+@pytest.mark.parametrize("left", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", EVERY)
+def test_no_shape_drafts_more_levels_than_an_answer_can_take(name, left):
+    """Claim: where an answer may have a few more tokens, all but the last of them are drafted at
+    most, since the last one is the target's own. No forward of the draft is made for more. One
+    token is always drafted, because a forward of the draft is needed to read the newest text."""
+    forwards: list[Tree] = []
+    rules = Sampling(max_tokens=20 + left)
+    tree = _grow(EVERY[name], rules, forwards.append, answer_length=20)
+    levels = max(1, left - 1)
+    assert height(tree.parents) <= levels
+    forwards_of_a_level = 5 if name == "best-5" else 1  # It scores one node at a time.
+    assert len(forwards) <= levels * forwards_of_a_level
+
+
+def test_control_shapes_draft_on_where_the_answer_goes_on():
+    """Control: without an end in sight most shapes draft further than in the tests above."""
+    trees = [_grow(shape, Sampling()) for shape in EVERY.values()]
+    assert sum(height(tree.parents) > 3 for tree in trees) > len(trees) / 3
+    below = [
+        {tree.tokens[parent] for parent in tree.parents if parent != ROOT} & {*ENDS}
+        for tree in trees
+    ]
+    assert sum(map(bool, below)) > len(trees) / 3
 
 
 def test_control_the_drafts_own_logits_are_forbidden_here():

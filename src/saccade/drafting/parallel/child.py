@@ -249,13 +249,13 @@ class JobRunner:
         for request, draft in growing.items():
             scores = replace(scored[request], draft_start=draft.start)
             longer = self._add_token(request, draft, scores)
-            if longer is None:
+            if longer is not None:
+                self._publish(request, draft, longer)
+                draft.chain = longer
+                draft.sent += 1
+            if longer is None or not scores.may_go_on(longer, len(longer) - 1):
                 draft.paused = True
                 self._send("paused", request, draft.epoch)
-                continue
-            self._publish(request, draft, longer)
-            draft.chain = longer
-            draft.sent += 1
 
     def _add_token(self, request: int, draft: Draft, scores: Scores) -> Tree | None:
         """Returns the chain with one more token; None where the shape stops.

@@ -256,11 +256,11 @@ class Auto(CostedShape):
                 runners_up.append(RunnerUp(worth, last, alternative, alternative_confidence))
             token, q = scores.draw(last, law)
             tree = add(tree, last, token, q, token_confidence)
-            if token in scores.rules.end_ids:
+            last = len(tree) - 1
+            if not scores.may_go_on(tree, last):
                 # The answer probably ends with this round, so runners-up would save very little.
                 return tree
             reach *= chance
-            last = len(tree) - 1
         runners_up = sorted(runners_up, reverse=True)[: MAX_DRAFT_NODES - len(tree)]
         count = _count_paying_runners_up(runners_up, len(tree), plan)
         for runner_up in runners_up[:count]:
@@ -553,7 +553,7 @@ class Auto(CostedShape):
         plan = self._plan(estimates)
         if plan is None or depth >= plan.max_depth:
             return depth
-        if depth and tree.tokens[depth - 1] in round.p.rules.end_ids:
+        if depth and not round.p.may_go_on(tree, depth - 1):
             return depth
         reach = prod(estimates.acceptance.chance(each) for each in tree.confidences[:depth])
         # The prices in tokens, as in ``grow``.

@@ -101,7 +101,7 @@ class Chain(Shape):
             if longer is None:
                 break
             tree = longer
-            ended = longer.tokens[-1] in scores.rules.end_ids
+            ended = not scores.may_go_on(tree, len(tree) - 1)
         return tree
 
 
@@ -246,9 +246,10 @@ class Best(Shape):
         while len(tree) < self.nodes and candidates:
             surprise, parent, token = heapq.heappop(candidates)
             tree = add(tree, parent, token)
-            if len(tree) < self.nodes:
+            node = len(tree) - 1
+            if len(tree) < self.nodes and scores.may_go_on(tree, node):
                 scores = yield tree
-                _push_children(candidates, scores, len(tree) - 1, surprise, self.nodes)
+                _push_children(candidates, scores, node, surprise, self.nodes)
         return tree
 
 
@@ -266,26 +267,31 @@ def _push_children(
 def grow_static(paths: Paths) -> Growing:
     """Grows a static tree of top-k ranks, one level per draft forward."""
     tree = Tree()
-    node_of: dict[tuple[int, ...], int] = {(): ROOT}
+    # By the path, the nodes after which a token may be of use.
+    open_nodes: dict[tuple[int, ...], int] = {(): ROOT}
     # Even without paths one draft forward scores the root, because a shape may learn from the law
     # there.
     levels = max((len(path) for path in paths), default=1)
     for depth in range(1, levels + 1):
-        level = sorted(path for path in paths if len(path) == depth and path[:-1] in node_of)
+        level = sorted(path for path in paths if len(path) == depth and path[:-1] in open_nodes)
+        if not level and depth > 1:
+            break
         scores: Scores = yield tree
         # How many of the likeliest tokens after each parent the level needs.
         counts: dict[tuple[int, ...], int] = {}
         for path in level:
             counts[path[:-1]] = max(counts.get(path[:-1], 0), path[-1] + 1)
-        tops = scores.tops({node_of[parent]: count for parent, count in counts.items()})
+        tops = scores.tops({open_nodes[parent]: count for parent, count in counts.items()})
         # The tokens after each parent, likeliest first.
-        best = {parent: tops[node_of[parent]] for parent in counts}
+        best = {parent: tops[open_nodes[parent]] for parent in counts}
         for path in level:
             parent = path[:-1]
             rank = path[-1]
             if rank < len(best[parent]):  # The rules may leave fewer tokens than there are ranks.
-                node_of[path] = len(tree)
-                tree = add(tree, node_of[parent], best[parent][rank])
+                node = len(tree)
+                tree = add(tree, open_nodes[parent], best[parent][rank])
+                if scores.may_go_on(tree, node):
+                    open_nodes[path] = node
     return tree
 
 
