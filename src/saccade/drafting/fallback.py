@@ -95,8 +95,8 @@ class Fallback(Drafter, Learner, ParallelWork):
         if growth is None:
             return None
         # The caller grows the drafts, then calls ``Growth.finish`` with the grown trees, and
-        # proposes the trees that ``Growth.finish`` returns. Those of the drafter are not checked,
-        # so a function that also checks them takes its place.
+        # proposes the trees that ``Growth.finish`` returns. The drafter's function does not check
+        # these trees. So it is replaced by a function that calls it and checks what it returns.
         drafter_finish = growth.finish
         return replace(
             growth,

@@ -30,7 +30,8 @@ class TransformersCall:
 
 
 def is_from_transformers(arguments: Mapping[str, Any]) -> bool:
-    """Returns whether these are the arguments with which ``generate`` calls a callable."""
+    """Returns whether ``generate`` of transformers has called ``custom_generate`` with these
+    arguments."""
     config = arguments.get("generation_config")
     return isinstance(config, GenerationConfig) and PREPARED_MARK in vars(config)
 

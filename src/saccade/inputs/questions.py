@@ -239,7 +239,7 @@ def question_inputs(
     turns.append({"role": "user", "content": [{"type": "text", "text": question}]})
     if last is not None:
         turns[-1]["content"] = [*last]
-    # The media belong to the first question, which is an earlier one where there are any.
+    # The media belong to the first question of the conversation.
     turns[0]["content"] = [*media_parts, *turns[0]["content"]] if parts is None else [*parts]
     if system is not None:
         turns.insert(0, system_turn(system))

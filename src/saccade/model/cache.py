@@ -249,7 +249,8 @@ class Cache:
         self.length = old_length + len(path)
         if start < self.length:
             rows = torch.tensor(path[in_place:]) + old_length
-            # The rows are sent once for each device and first row, and not for each layer.
+            # A layer numbers its rows from the first that it holds. The rows are sent once for each
+            # device and each such first row, and not once for each layer.
             places = {
                 (keys.device, first) for keys, first in zip(self.keys, self.starts, strict=True)
             }
@@ -576,7 +577,8 @@ class Pages:
         of the draft's ``cache``.
 
         ``keys`` and ``values`` are those of ``cache``, without a copy. For each row of ``q`` the
-        first rows of ``cache`` are overwritten with the pages that this row chooses.
+        first rows of ``cache`` are overwritten with the pages that this row chooses. ``bias`` is
+        added to the logits of the last keys, or of all keys, and has one column for each of them.
         """
         new = q.shape[1]
         outputs = []

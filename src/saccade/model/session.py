@@ -170,8 +170,8 @@ class Session:
             prompt: what is read.
             record: records the attention of the text after the last visual row on the visual rows.
             follow_rows: if not 0, the ``Prefill`` has a function ``with_latest_attention``. At each
-                call it returns the ``Prefill`` with the attention on the visual rows of the
-                ``follow_rows`` rows that are the last committed ones then. It needs ``record``.
+                call it returns the ``Prefill`` with newer attention on the visual rows: that of the
+                last rows committed by then, at most ``follow_rows``. This needs ``record``.
             noise_number: see :class:`RequestState`.
             keeps_all_keys: if False, layers with a window evict the keys behind it. Then no other
                 session can start from this one's keys, and no rows can be followed.
@@ -249,9 +249,11 @@ class Session:
                 cache.states.snapshot(state_lengths)
             cache.save_windows([length for length in lengths_to_store if start < length <= stop])
             if recorder is not None:
+                # The recorder takes a row to see its own key and those before it, in layers without
+                # a window. If rows see ahead in such layers too, it is told how many keys they see.
+                # All recorded rows are text, so none skips a key before its last visible row.
                 key_counts = None
                 if last_visible_row is not None and segment.needs_full_mask(window=None):
-                    # All recorded rows are text, so none skips a key before its last one.
                     key_counts = last_visible_row.cpu()[rows] + 1
                 recorder.finish(cache, visible_keys=key_counts)
             if stop < len(prompt):
@@ -295,8 +297,8 @@ class Session:
     # The decorator is not on the generator, because its caller computes between the chunks.
     @torch.no_grad()
     def _prefill_chunk(self, prompt: Prompt, segment: Segment) -> Float[Tensor, "rows dim"]:
-        """Writes the keys and values of some rows of a prompt and returns their last hidden
-        states."""
+        """Writes the keys and values of some rows of a prompt, and returns hidden states after the
+        last norm: that of the last row at least, and perhaps those of the rows before it."""
         model = self.backbone
         step = self._step([segment])
         start = segment.first_key
@@ -452,6 +454,8 @@ class Session:
             request.copied_tokens = max(0, min(request.copied_tokens, cached_tokens))
             text_start = len(request.context) - request.text_length
             request.pending = request.context[text_start + cached_tokens :]
+            # Without text there is nothing to copy, and the prompt's last token stays pending, so
+            # that the logits after it are computed.
             if request.source is not None and request.text_length:
                 _copy_committed_keys(request)
             self._read_all_but_last_chunk(number)
@@ -589,7 +593,7 @@ class Session:
             if not pending_count and not nodes:
                 continue
             forward.ids.extend((*request.pending, *nodes))
-            # The position after the text. Nodes of depth 1 have it too.
+            # The position of the token after the text, which is that of nodes of depth 1.
             end = request.first_position + request.text_length
             forward.positions.extend(range(end - pending_count, end))
             depths = trees_.depths(tree.parents)[old_nodes:]
@@ -661,6 +665,7 @@ class Session:
         for number, new in tokens.items():
             request = self.requests[number]
             is_fork = request.source is not None
+            # While tokens are pending, no tree has been scored after them, so no node has keys.
             path = [] if request.pending or is_fork else trees_.follow(request.tree, new)
             request.cache.commit_path(path)
             if path:
@@ -837,9 +842,9 @@ def _copy_committed_keys(request: RequestState) -> None:
     # knows them, so the number of tokens is lowered to such a length.
     ready = request.source.nearest_length(source_prompt_rows + ready) - source_prompt_rows
     if ready < copied:
-        # More was copied already, so there is nothing to copy. Only the tokens after the fork's
-        # rows are pending. These rows may be more than were copied, because the fork computes keys
-        # itself too, when it scores.
+        # More tokens were copied before than can be copied now, so nothing is copied. The tokens
+        # whose keys the cache has are not pending. They may be more than were copied, because a
+        # fork also computes keys itself when it scores.
         tokens_with_keys = request.cache.length - prompt_rows
     else:
         request.cache.extend(

@@ -61,7 +61,9 @@ class DraftState:
 
     chain: Tree = Tree()  # the drafted tokens after the committed text
     next_count: int | None = None  # tokens of the next proposal; None before the first proposal
-    limit: int = HEAD_START_TOKENS  # how many tokens the chain may have
+    # How many tokens the chain may have. Once there are proposals, these are the tokens of one
+    # proposal and ``Chain.length`` more, which are drafted while the target verifies that proposal.
+    limit: int = HEAD_START_TOKENS
     # How many commits and turns the draft was sent. Each of its tokens comes with the epoch in
     # which it was drafted.
     epoch: int = 0
@@ -278,13 +280,17 @@ class WorkerDrafter(Drafter, ParallelWork):
             # Before the first proposal nothing is in flight. What is committed then is the first
             # token of the answer, which the target alone has chosen.
             is_before_proposals = draft.next_count is None
-            unsent, next_count = self._unsent_commits.get(request, ([], 0))
+            unsent, unsent_count = self._unsent_commits.get(request, ([], 0))
+            # A commit that makes the draft start anew and is not sent yet stays in force.
+            must_start_anew = unsent_count is None
             # If the chain begins with the emitted tokens, what is left of it follows the committed
-            # text. A commit that makes the draft start anew and is not sent yet stays in force.
-            draft_still_holds = draft.chain.tokens[:count] == tuple(new) and next_count is not None
+            # text.
+            draft_still_holds = draft.chain.tokens[:count] == tuple(new) and not must_start_anew
+            next_count: int | None = None
             if draft_still_holds:
                 draft.chain = chain_without_first(draft.chain, count)
-                # The first token of a chain is always drawn, so an empty chain is not paused.
+                # A paused draft goes on once the whole chain is committed, because a shape never
+                # stops before the first token of a chain.
                 draft.paused = draft.paused and len(draft.chain) > 0
                 # The next proposal asks for as many tokens as the chain may have after the
                 # committed ones, whether they are drafted yet or not. If a chain may have 4 tokens
@@ -295,7 +301,6 @@ class WorkerDrafter(Drafter, ParallelWork):
                 # The draft starts anew when it is sent this commit, which begins the next epoch.
                 draft.valid_from = draft.epoch + 1
                 draft.paused = False
-                next_count = None
             if not is_before_proposals:
                 draft.next_count = next_count or 0
                 draft.limit = draft.next_count + self._length
@@ -420,7 +425,7 @@ class WorkerDrafter(Drafter, ParallelWork):
         if name == "paused":
             request, epoch = content
             draft = self._drafts[request]
-            # If its last token was committed meanwhile, the draft is no longer paused.
+            # If the chain's last token was committed meanwhile, the draft is no longer paused.
             draft.paused = epoch >= draft.valid_from and len(draft.chain) > 0
 
     def _wait(self, is_done: Callable[[], bool], patience: float) -> None:

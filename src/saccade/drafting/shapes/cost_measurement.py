@@ -53,8 +53,8 @@ UNNOTICED_SECONDS = 0.3
 MEASURING_FORWARDS = 20  # A first measurement takes about as long as so many forwards of one row.
 # How fast a forward of one row is assumed to read weights and keys, where costs are estimated.
 EXPECTED_BYTES_PER_SECOND = {"cpu": 1e10, "cuda": 2e12}
-# Stored costs are measured again if the probe took more than this many times as long when they were
-# measured as it takes now, because then the machine was busy when they were measured.
+# Stored costs are measured again if the machine was busy when they were measured. That is the case
+# if the probe took more than this many times as long then as it takes now.
 BUSY_SLOWDOWN = 1.25
 _MEASUREMENTS = MeasurementFile("costs.json")
 # Keys of costs that this process has estimated because an answer could not wait. They are estimated

@@ -81,8 +81,8 @@ def draw_dialogue(
 ) -> DialogueSpec:
     """Draws a conversation by `seed`: its scene and the length of its clip.
 
-    `task` is one of the world's tasks. If it is None, it is drawn too for a video, and is the kind
-    of the canvas for pictures. A scene has at most `max_objects` objects.
+    `task` is one of the world's tasks. If it is None, a video's task is drawn as well, and the task
+    of pictures is the kind of their canvas. A scene has at most `max_objects` objects.
     """
     # ``scenes.scene`` draws by the same seed. The 7 makes the draws here independent of its draws.
     rng = np.random.default_rng([7, seed])

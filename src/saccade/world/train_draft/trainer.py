@@ -119,8 +119,9 @@ def _select_rows(
         # Deepstack: some models add the output of vision to the visual rows of their first layers.
         # Each tensor in ``layers`` is added in one layer. It has one row for every visual token of
         # the batch, in the batch's order.
+        is_kept = kept_mask[visual]  # One entry for every visual token of the batch.
         selected["visual_pos_masks"] = visual.gather(1, order) & is_real
-        selected["deepstack_visual_embeds"] = [layer[kept_mask[visual]] for layer in layers]
+        selected["deepstack_visual_embeds"] = [layer[is_kept] for layer in layers]
     return selected
 
 
