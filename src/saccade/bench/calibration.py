@@ -277,20 +277,21 @@ def propose_rounding(
     *,
     seconds: float = 600,
 ) -> Calibration:
-    """Returns the calibration with the fastest rounding of the draft's weights as its best, if one
-    is faster than what it chose. Every rounding that was tried is in the table.
+    """Returns the calibration with trials of roundings of the draft's weights added to its table.
 
-    The chosen method, or ``auto`` where plain decoding was chosen, runs on the videos that the
-    search did not use, once with each rounding. A rounding that the draft does not allow is left
-    out. A rounding for which there is no time within ``seconds`` is among ``skipped``. Where there
-    is no draft model, a rounded copy of the target drafts.
+    The fastest of these trials becomes its ``best``, if that trial beats plain decoding and the
+    trial that was ``best`` before. The method that was chosen before, or ``auto`` if that was plain
+    decoding, runs on the videos that the search did not use, once with each rounding. A rounding
+    that the draft does not allow is left out. A rounding for which there is no time within
+    ``seconds`` is among ``skipped``. Where there is no draft model, a rounded copy of the target
+    drafts.
     """
     deadline = time.monotonic() + seconds
     pace = _RunPace(time.monotonic)
     method = REFERENCE if calibration.method == BASELINE else calibration.method
     held_out = questions[(len(questions) + 1) // 2 :] or questions
     speedup_to_beat = max(1.0, calibration.best.speedup) * (1 + TIE_MARGIN)
-    chosen: Calibration = calibration
+    updated: Calibration = calibration
     draft = pair.draft or pair.target
     for rounding in [each.name for each in roundings_on(draft.backbone.device)]:
         if on_progress is not None:
@@ -317,14 +318,14 @@ def propose_rounding(
             summaries.append(timed.summaries()[method])
         stage = f"{ROUNDING_STAGE}{rounding}"
         if len(summaries) < len(held_out):
-            chosen = replace(chosen, skipped=(*chosen.skipped, stage))
+            updated = replace(updated, skipped=(*updated.skipped, stage))
             continue
         trial = Trial(stage, method, tuple(summaries))
-        chosen = replace(chosen, table=(*chosen.table, trial))
+        updated = replace(updated, table=(*updated.table, trial))
         if trial.fallback is None and trial.speedup > speedup_to_beat:
             speedup_to_beat = trial.speedup
-            chosen = replace(chosen, best=trial, draft_quantize=rounding)
-    return chosen
+            updated = replace(updated, best=trial, draft_quantize=rounding)
+    return updated
 
 
 class _RunPace:

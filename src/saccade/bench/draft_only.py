@@ -49,8 +49,9 @@ def draft_only_recipe(name: str) -> Recipe:
             f"{name}: a draft answers by itself under one view of the pixels, not under words in "
             "their place; choose another view"
         )
-    # A view that needs costs is given its share of the tokens when a recipe is planned, by the
-    # costs of the target and the draft. No plan is made here, because the target does not answer.
+    # Some views keep a share of the visual tokens that is computed from the costs of the target and
+    # the draft. That is done when a recipe is planned. Here the target does not answer, so there is
+    # no plan and no share.
     if Capability.COSTS in recipe.view.needs:
         raise OptionError(f"{name}: that view needs a target that answers; choose another view")
     return recipe

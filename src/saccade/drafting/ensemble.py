@@ -41,11 +41,11 @@ class Weighting(ABC):
 
     @property
     def with_default_settings(self) -> Weighting:
-        """This rule, with default values in those fields that have an override of their own.
+        """This rule, with defaults in the fields that its name does not say.
 
-        A rule's name, as in ``weights=inverse``, is found by comparing this with the named rules,
-        which have the default values. For example, the temperature of ``tabed.Inverse`` has the
-        override ``tau=``, so the rule is called ``inverse`` at every temperature.
+        Such a field is written apart. For example, the rule ``inverse`` has this name at every
+        temperature, which is written as ``weights=inverse/tau=0.5``. The name of a rule is found by
+        comparing this property with the named rules, whose fields have the defaults.
         """
         return self
 

@@ -28,7 +28,7 @@ from saccade.model.windowed_attention import Extras, attend_visible, visible_key
 Attend = Callable[..., Tensor]
 """What layers call: (layer, q, k, v, scale) -> an :data:`AttentionOutput`.
 
-A :class:`Step` is one. A prompt's last layer passes it ``last=True`` as well.
+A :class:`Step` is one. The last layer of a prompt calls it with ``last=True`` as well.
 """
 NewKeys = Float[Tensor, "kv_head written head_dim"]
 Keys = Float[Tensor, "kv_head seen head_dim"]
@@ -50,15 +50,17 @@ TIMED_MULTIPLICATIONS = 2**28
 # A timed call for one row goes through several layers' keys and values in turn, up to this many
 # bytes, so that they come from memory, as in a real forward, and not from the processor's cache.
 TIMED_BYTES = 2**24
-# The choice of torch's fused kernel for every number of rows and keys. Its one entry is for 1 row
-# and, being the last entry, for more rows. The names are the kernel for fewer keys than the
-# threshold and the kernel for the others.
+# Torch's fused kernel for every number of rows and keys. An entry of an ``AttentionChoice`` is for
+# up to ``rows`` rows, and the last entry is for more rows too, so the only entry here is for all.
+# The names are the kernel for fewer keys than the threshold, and the kernel for that many and more.
 ALWAYS_FUSED = AttentionChoice(rows=(1,), names=(("fused", "fused"),), thresholds=(0,))
 # Where no kernel returns log-sum-exps, at most so many queries and logits are computed at once.
 MAX_QUERIES_AT_ONCE = 256
 MAX_LOGITS_AT_ONCE = 2**25
 
 
+# What a layer does to its logits besides scaling them: it bounds them (softcap), or adds one more
+# for each head (attention sinks). Without either of the two, as here, ``Extras`` is false.
 NO_EXTRAS = Extras()
 
 
@@ -68,8 +70,11 @@ class ForwardAttention(Protocol):
 
     @property
     def segments(self) -> Sequence[Segment]:
-        """The requests whose caches the forward writes. They are empty while a forward is captured,
-        because a captured forward is told only at each replay which caches to write."""
+        """One segment for each request whose cache the forward writes.
+
+        There is none while a forward is captured as a CUDA graph. Which caches such a forward
+        writes is set only at each replay.
+        """
 
     def key_layer(self, layer: int) -> int:
         """Returns the number of a layer among those that have keys, from its place among all."""
@@ -173,7 +178,8 @@ class Step:
             # computed after the forward.
             if segment.row_queries is not None:
                 segment.row_queries.add(layer, own_q, scale)
-            # First case: the rows attend by an explicit mask over all keys.
+            # First case: the rows attend by an explicit mask over all keys. Only this case can
+            # apply a layer's extras.
             if segment.needs_full_mask(window) or extras or self._masks_always:
                 # A recorder adds up the attention that certain keys of the prompt get. A layer with
                 # a window is not recorded, because its rows see few of these keys.
@@ -234,7 +240,7 @@ def attend_partially(
     Each query sees all keys, or those that ``visible`` marks. With ``causal`` it sees the keys up
     to its own, and there must be as many keys as queries. Where torch has a flash kernel that
     returns the sums, it is used. Elsewhere a few queries are computed at a time. So memory is
-    O(new + seen).
+    O(new + seen), apart from ``visible`` and the mask that a CPU's kernel needs in its place.
     """
     if q.device.type == "cpu":
         bias = None
@@ -476,9 +482,9 @@ def quickest_attention(
     prompt_choice = kernels.choose_attention(
         prompt_facts, prompt_calls, kernels.PROMPT_ROWS, kernels.PROMPT_KEYS
     )
-    # Each entry of ``rows`` is the most rows that its kernels are for. The last entry of the choice
-    # for few rows was timed with fewer than FOLD_LIMIT rows, and is used for up to FOLD_LIMIT rows.
-    # For more rows the choice for prompts is used, which was timed with MANY_ROW_KERNELS.
+    # The two choices are joined: up to FOLD_LIMIT rows the one for few rows is used, and above that
+    # the one for prompts. Each number in ``rows`` is the most rows that an entry is for. The last
+    # entry for few rows was timed with fewer than FOLD_LIMIT rows, so its number is raised here.
     return AttentionChoice(
         (*few_row_choice.rows[:-1], FOLD_LIMIT, *prompt_choice.rows),
         (*few_row_choice.names, *prompt_choice.names),

@@ -1,10 +1,12 @@
 """Notices that a model was changed after its weights were fused, and says what was changed.
 
-A fused copy of a model must follow the original. A caller may add adapters to it, hook or patch a
-module, swap the head, delete a layer or write into a weight, before the first answer or between two
-answers. So every answer begins with :meth:`Snapshot.is_current`, which compares the modules with
-what they were then, in a few microseconds for each layer. Only where something differs, a
-:class:`Description` is made, which takes milliseconds and says whether the difference matters.
+Fusing stacks weights that are multiplied by the same input, such as those of q, k and v, into one
+matrix. The fused layers run without the model's modules, and must follow every change of these. A
+caller may add adapters to the model, hook or patch a module, swap the head, delete a layer or write
+into a weight, before the first answer or between two answers. So every answer begins with
+:meth:`Snapshot.is_current`, which compares the modules with what they were when they were fused, in
+a few microseconds for each layer. A :class:`Description` is made only where something differs. It
+takes milliseconds and says whether the difference matters.
 """
 
 from __future__ import annotations
@@ -355,7 +357,7 @@ def _kind_of(parameter: Tensor | None) -> tuple[type, torch.dtype, torch.Size] |
 def settings(owner: object, leave_out: str = "") -> tuple[tuple[str, Setting], ...]:
     """Returns the attributes that a module or a config computes by: numbers, texts and booleans.
 
-    ``leave_out`` names one that does not count.
+    The one that is named ``leave_out`` is left out.
     """
     return tuple(
         (name, value)

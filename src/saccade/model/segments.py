@@ -38,10 +38,11 @@ class Segment:
     """Stores the queries of the segment's last rows, or of all its rows, so that their attention
     can be computed after the forward."""
     pages: Pages | None = None
-    """The rows of another cache in pages of a few rows each, of which a token reads only some; None
-    if tokens read the rows of ``cache`` alone. In each layer, a token's queries choose its pages.
-    The keys and values of these pages are copied over the first rows of ``cache``, and then the
-    token attends to ``cache``."""
+    """Rows of another cache in pages of a few rows each; None if the tokens read ``cache`` alone.
+
+    A token reads only some of the pages. In each layer its queries choose them, and their keys and
+    values are written over the first rows of ``cache``, which are there for this. Then the token
+    attends to ``cache``: to its pages, and to the rows after them."""
     committed_rows: int = 0  # how many of the first tokens are committed once the forward has ended
     scored_nodes: int = 0  # how many of the tree's first nodes earlier forwards have scored
     last_visible_row: Int[Tensor, " new"] | None = None

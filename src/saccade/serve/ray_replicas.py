@@ -38,12 +38,14 @@ class Replica:
     """One of several servers. Ray Serve calls its methods, and other replicas call `metrics`."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        self._service, self._start = build_service(settings)
+        # ``_load_engine`` loads the models and returns the engine. It is called when the
+        # application starts.
+        self._service, self._load_engine = build_service(settings)
         self._id = serve.get_replica_context().replica_id.unique_id
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Returns the application that Ray Serve runs in this replica."""
-        return ReplicaApp(make_app(self._service, self._start), self._id, collect_metrics)
+        return ReplicaApp(make_app(self._service, self._load_engine), self._id, collect_metrics)
 
     async def check_health(self) -> None:
         """Returns once the models are loaded, so that no request is sent here before.

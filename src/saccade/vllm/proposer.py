@@ -42,9 +42,10 @@ class Proposer:
     ) -> dict[str, ProposedTokens]:
         """Returns a draft for each request, empty where drafting does not pay or is impossible.
 
-        ``decoding_only`` says that the target's last forward prefilled no part of a prompt, apart
-        from the prompts of requests that are new in this call. The forward's seconds count as the
-        cost of decoding only if it is true and no request is new.
+        ``decoding_only`` is False if the target's last forward prefilled a part of a prompt and did
+        not reach its end. It may be True if the forward completed a prompt: the request is then new
+        in this call. So the forward's seconds count as the cost of decoding only if
+        ``decoding_only`` is True and the requests are those of the last call.
         """
         start = self._clock()
         names = [each.name for each in requests]

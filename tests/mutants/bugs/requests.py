@@ -268,8 +268,8 @@ BUGS = (
         "videos: a mirrored display matrix is taken for a rotation",
         "inputs/media/video.py",
         within="_upright",
-        find="from_x < 0",
-        plant="from_y < 0",
+        find="x_factor < 0",
+        plant="y_factor < 0",
         tests=("inputs/test_media.py::test_every_display_matrix_is_applied",),
     ),
     PlantedBug(

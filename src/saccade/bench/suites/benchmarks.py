@@ -22,7 +22,8 @@ class Source:
     # Whether the files are fetched without asking. They are small then, without pictures.
     may_fetch_unasked: bool = False
     gated: bool = False  # Whether its terms have to be accepted on the hub first.
-    # If the rows are in lists inside the rows of the file, the column with these lists.
+    # If a row of the file has several samples: the column that has them as a list. None if each row
+    # is one sample.
     nested: str | None = None
     # The first revision is fetched; None is the default branch. If there are several, media are
     # looked for in all snapshots of the hub's cache.

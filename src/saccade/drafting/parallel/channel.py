@@ -6,9 +6,9 @@ inside the message where they are small, else in an anonymous file whose descrip
 So the tensors of a message take one file descriptor at most, and only until the message is read.
 Each :class:`SharedTensor` takes one more. Tensors on a GPU stay there, and torch shares them.
 
-The descriptor of a connection is used only inside its socket object, which forgets it when it is
-closed. So a closed connection raises an error, and never writes to a file that got the same number
-later.
+The descriptor of a connection is used only inside its socket object, and a socket that is closed
+forgets its descriptor. So a closed connection raises an error, and never writes to a file that got
+the same number later.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class ConnectionClosed(ConnectionError):
 
 
 class SharedTensor:
-    """An fp32 tensor, at first all zeros, in memory that both ends share once it was sent."""
+    """An fp32 tensor, at first all zeros, in memory that both ends share once it was sent.
+
+    ``descriptor`` is that of the file with a received tensor. Without it a new file is opened.
+    """
 
     def __init__(self, shape: Sequence[int], descriptor: int | None = None) -> None:
         self.shape = tuple(shape)
@@ -74,9 +77,9 @@ class _StorageAt:
     """Stands in a pickle for a storage, the memory behind one or more tensors, whose bytes are in
     the message's block."""
 
-    number: int  # among the storages of the message
-    start: int  # of its bytes in the block
-    size: int  # in bytes
+    number: int  # The storage's number among those of the message.
+    start: int  # Where its bytes begin in the block.
+    size: int  # In bytes.
     dtype: torch.dtype
 
     def load(self, message: _Received) -> TypedStorage:
@@ -92,10 +95,9 @@ class _StorageAt:
 
 @dataclass(frozen=True)
 class _SharedAt:
-    """Stands for a :class:`SharedTensor` in a pickle: which of the message's descriptors is its
-    file's, and its shape."""
+    """Stands in a pickle for a :class:`SharedTensor`."""
 
-    descriptor_index: int
+    descriptor_index: int  # The place of its file's descriptor among those of the message.
     shape: tuple[int, ...]
 
     def load(self, message: _Received) -> SharedTensor:

@@ -29,9 +29,9 @@ The state is computed round by round and holds only numbers, so the same rounds 
 When sampling, no measured time enters it, so that the drawn tokens do not depend on the speed of
 the machine. The seconds of a sampled round are then computed from the believed costs. Tokens that
 were drawn after a rejected one must not enter the state either. So of a draft only the levels that
-were judged count, and the round counts as the longer of two times. One is the time to draft and
-verify these levels. The other is the time of a round with the chain length that is expected to
-decode fastest. With a copied draft the round counts as the time to verify the copy.
+were judged count. The round counts as the time to draft and verify these levels, which leaves out
+the levels after a rejected token, and at least as the time of a round with the chain length that is
+expected to decode fastest. With a copied draft the round counts as the time to verify the copy.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ RETRY_AFTER_ROUNDS = 2  # rounds of plain decoding before drafting is tried agai
 MAX_RETRY_AFTER_ROUNDS = 128
 MAX_PAUSE_GROWTH = 16  # A pause is at most this many times as long as the one before.
 # How much a retry may lose. A loss is how many tokens more plain decoding would have emitted in the
-# same time. After a loss the next pause is made so long that the same loss would be at most this
-# share of the pause's tokens, one for each of its rounds. MAX_RETRY_AFTER_ROUNDS and
-# MAX_PAUSE_GROWTH limit the pause even so.
+# same time. A round of a pause emits one token. The pause after a loss is made so long that the
+# loss is at most this share of the pause's tokens: after a loss of 0.3 tokens it has at least 0.3 /
+# 0.015 = 20 rounds. MAX_RETRY_AFTER_ROUNDS and MAX_PAUSE_GROWTH limit the pause even so.
 MAX_LOST_SHARE = 0.015
 
 # When a pause is over, drafting is tried again if it would pay at this share of what it is believed
@@ -180,9 +180,10 @@ class Auto(CostedShape):
     """Decides before each token whether one more pays.
 
     ``costs`` are those of bare forwards on this machine, or those that earlier answers have
-    corrected. ``runners_up`` is how many alternatives to each token are considered (0: every draft
-    is a chain). ``copies`` says whether a draft may be copied from the text. ``memory`` stores what
-    an answer has taught, for the next one.
+    corrected. They are None until :meth:`prepare` has set them. Then ``forward_costs`` returns
+    them. ``runners_up`` is how many alternatives to each token are considered (0: every draft is a
+    chain). ``copies`` says whether a draft may be copied from the text. ``memory`` stores what an
+    answer has taught, for the next one.
     """
 
     costs: Costs | None = None
@@ -392,6 +393,7 @@ class Auto(CostedShape):
 
     @property
     def has_measured_draft(self) -> bool:
+        # Only costs that earlier answers have corrected have an acceptance rate.
         return self.forward_costs.acceptance is not None
 
     def learnt_costs(self, state: State) -> Costs | None:
@@ -475,11 +477,12 @@ class Auto(CostedShape):
     def _round_seconds(self, estimates: Estimates, round: Round) -> float:
         """Returns how many seconds a round counts as in the estimates.
 
-        They are the measured ones, with two exceptions: when sampling, and in the first round of a
-        size, because CUDA graphs make later rounds of that size quicker. In both cases they are
-        what the round is believed to take. For a copy that is the time to verify it. For another
-        draft it is the time to draft and verify the levels that were judged, or that of the round
-        that is expected to decode fastest if this is longer.
+        They are the measured ones, with two exceptions. One is sampling. The other is a round with
+        a forward that was the first of its size, because later forwards of that size are replayed
+        as a CUDA graph, which is quicker. In both cases the seconds are computed from the believed
+        costs. For a copy they are the time to verify it. For another draft they are the time to
+        draft and verify the levels that were judged, and at least the time of a round with the
+        chain length that is expected to decode fastest.
         """
         if not round.p.rules.sample and not round.first_of_size:
             return sum(_seconds_of_request(round))
@@ -681,9 +684,10 @@ def _tabulate(costs: Costs, requests: int) -> BareCosts:
     verify = (0.0, *(costs.verify(count) for count in rows))
 
     def next_row_price(rows_before: int) -> float:
-        # The time of a forward grows in steps. The first row of a step is dear and those after it
-        # are cheap, so the price of a row is a mean over it and the rows after it, as many as make
-        # the mean lowest. If 9 to 16 rows take 8 ms more than 8 rows, the ninth costs 1 ms.
+        # The time of a forward grows in steps: the first row of a step is dear and those after it
+        # are cheap. So the price of a row is the mean price of that row and some rows after it, of
+        # as many as give the lowest mean. If 9 to 16 rows take 8 ms more than 8, the ninth row
+        # costs 1 ms.
         return min(
             (verify[rows_before + extra_rows] - verify[rows_before]) / extra_rows
             for extra_rows in range(1, MAX_DRAFT_DEPTH + 1)

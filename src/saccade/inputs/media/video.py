@@ -241,15 +241,14 @@ def _upright(image: Image, matrix: Any) -> Image:
         return image
     a, b, _, c, d = np.frombuffer(bytes(matrix), np.int32)[:5].astype(int).tolist()
     # The axes change places first, if they do. Each axis of the image is then mirrored if its
-    # factor, ``from_x`` or ``from_y``, is negative.
-    from_x, from_y = a, d
+    # factor, ``x_factor`` or ``y_factor``, is negative.
+    x_factor, y_factor = a, d
     if abs(b) + abs(c) > abs(a) + abs(d):
         image = image.swapaxes(0, 1)
-        # The image's new x axis was its y axis, which c takes to the displayed x. b takes the old x
-        # axis to the displayed y.
-        from_x = c
-        from_y = b
-    return image[:: -1 if from_y < 0 else 1, :: -1 if from_x < 0 else 1]
+        # Here a and d count as 0, so the displayed x is cy, and the displayed y is bx.
+        x_factor = c
+        y_factor = b
+    return image[:: -1 if y_factor < 0 else 1, :: -1 if x_factor < 0 else 1]
 
 
 def _decoding_starts(pts: np.ndarray, is_key: list[bool]) -> np.ndarray:

@@ -37,10 +37,10 @@ class HeadRequest(RequestState):
     target_cache: Cache | None = None  # of the target's request, with its hidden states
     prompt: Prompt | None = None  # the whole prompt, not the part that a view chose
     read_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
-    """Rows of the prompt that the view kept. They have keys."""
+    """The numbers of the prompt's rows that the view kept. These rows have keys."""
     read_length: int = 0
-    """How many rows at the prompt's start need not be read any more: each has keys, or the view
-    left it out."""
+    """The view has chosen among the prompt's first rows, this many. Those of them that are not in
+    ``read_rows`` were left out and get no keys. All later rows of the text get keys."""
     root_output: Tensor | None = None  # the head's output in the last row of the text
     node_outputs: list[Tensor] = field(default_factory=list)  # the head's output in each node's row
 

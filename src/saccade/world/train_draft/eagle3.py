@@ -174,9 +174,9 @@ class TrainedHead(nn.Module):
         )
         for step, out in enumerate(unrolled):
             learnt_rows = answer_rows.clone()
-            # In step s up to s rows, from row ``first`` on, mean nothing (see ``unroll``). Where
-            # ``first`` is 0, answer rows may be among them, and this line leaves those out. Where
-            # ``first`` is above 0, all answer rows come later, and this line changes nothing.
+            # In step s the outputs of up to s rows, from row ``first`` on, mean nothing (see
+            # ``unroll``). If ``first`` is above 0, these rows come before the first answer row, and
+            # this line changes nothing. If it is 0, this line leaves out answer rows among them.
             learnt_rows[:step] = False
             if not bool(learnt_rows.any()):
                 break
