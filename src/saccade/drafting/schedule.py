@@ -158,7 +158,8 @@ def work_side_by_side(
 
     The draft runs in a process of its own, so it drafts while ``score`` runs here. ``extend`` adds
     to each tree in flight the one token that the draft drafted next, and waits for it if need be. A
-    draft that still reads its prompt adds none. ``propose`` fetches what was drafted after that.
+    draft that still reads its prompt adds none. ``propose`` fetches the tokens that were drafted
+    after that one token.
     """
     group = Group.start(draft, requests, cut)
     in_flight = draft.propose(group.states)
@@ -287,8 +288,9 @@ def _rounds(
     state. A request that ends leaves the group, and later answers learn from its last state.
 
     ``spent`` are the seconds of drafting and of verifying. ``first_of_size`` says that a forward
-    was the first of its size, so that its seconds tell nothing of later rounds. ``loads`` are the
-    forwards that each request shared with others; None where it shared none.
+    was the first of its size, so that its seconds tell nothing of later rounds. ``loads`` has each
+    request's part in forwards that it shared with other requests, and None for a request that was
+    alone. Without ``loads`` every request was alone.
     """
     draft, (verdicts, endings) = group.drafter, judgement
     report = draft.report()
