@@ -177,10 +177,10 @@ def work_side_by_side(
         commit_end = now()
         draft.commit(emitted)
         in_flight = {r: Tree() for r in live}
-        # The last token of a tree is the one that the draft added while the target scored, so the
-        # target has no scores after it. If all tokens of a tree are accepted, the verdict therefore
-        # has no token of the target's own, and the draft goes on after the accepted tokens. After a
-        # rejection the next round starts with nothing in flight.
+        # If the draft has added a token while the target scored, that token is the last of the
+        # tree, and the target has no scores after it. If all tokens of such a tree are accepted,
+        # the verdict therefore has no token of the target's own, and the draft goes on after the
+        # accepted tokens. Otherwise the next round starts with nothing in flight.
         if all_accepted := [r for r in live if verdicts[r].own is None]:
             in_flight |= draft.propose({request: group.states[request] for request in all_accepted})
         # Where the target had no memory to score a tree (``MemoryGuard``), some of its tokens are
