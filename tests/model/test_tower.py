@@ -53,7 +53,7 @@ def test_what_a_tower_sees_is_what_its_modules_see(family, packed):
     seen = ours.model(**inputs).logits[0, -1]
     assert torch.equal(seen, exact)
     own = Backbone(model)
-    own._tower = Tower(nn.Module(), nn.Module(), nn.Module())
+    own._outside_kernels = Tower(nn.Module(), nn.Module(), nn.Module())
     (plain,) = own.prompts(inputs)
     assert (prompt.embeds - plain.embeds).abs().max() < 1e-4 * plain.embeds.abs().max()
 
@@ -87,7 +87,7 @@ def test_a_towers_attention_is_by_the_quicker_kernel(family, ours, monkeypatch):
     assert bool(attend_calls) is ours and timed == [{"ours", "theirs"}] * 3
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is theirs
     own = Backbone(model)
-    own._tower = Tower(nn.Module(), nn.Module(), nn.Module())
+    own._outside_kernels = Tower(nn.Module(), nn.Module(), nn.Module())
     (plain,) = own.prompts(inputs)
     assert all((each.embeds - plain.embeds).abs().max() < 1e-5 for each in prompts)
 

@@ -16,7 +16,7 @@ from saccade.cli.terminal import Json, Verbose, out, prepare, progress_line
 from saccade.core.errors import OptionError
 
 if TYPE_CHECKING:
-    from saccade.corpus.caption_run import AnswerJobs
+    from saccade.corpus.caption_run import AnswerJobs, Progress
 
 MAX_IDS_IN_MESSAGE = 5
 
@@ -102,6 +102,11 @@ def caption(
     run_setup.warn_about_training(settings.target)
     what_stays = f"the rows of {path} stay"
     with explain_interruption(what_stays), progress_line("loading the models") as say:
+
+        def say_progress(current: Progress) -> None:
+            is_last_line = current.done == current.whole
+            say(str(current), is_last_line)
+
         progress = caption_run.run_jobs(
             jobs,
             path,
@@ -109,7 +114,7 @@ def caption(
             make_answerer,
             batch=batch,
             retry=retry_errors,
-            on_progress=lambda current: say(str(current), current.done == current.whole),
+            on_progress=say_progress,
         )
     if as_json:
         typer.echo(json.dumps({"out": str(path), **asdict(progress)}))

@@ -91,7 +91,8 @@ class _Talk:
 
     @property
     def frames(self) -> list[list[np.ndarray]]:
-        """The frames of all media, for a captioner."""
+        """The frames of each of all media, from which a captioner makes the captions that some
+        views read."""
         return [frames for each in self._subjects for frames in each.frames]
 
     @property

@@ -38,7 +38,8 @@ def run_replicas(
     if max_replicas < replicas:
         raise OptionError(f"--max-replicas {max_replicas} is less than --replicas {replicas}")
     if cluster == LOCAL:
-        # This raises where the port is in use. Ray would retry for ever.
+        # A cluster of this machine alone will listen at this port of this machine. Opening it here
+        # raises where it is in use, while Ray would retry for ever.
         open_listen_socket(host, port).close()
     # A cluster that is started here is said to have as many processors as the replicas ask for, so
     # that no replica waits for one.

@@ -93,6 +93,7 @@ def ui(
 
             blocks = chat_page.build_chat_page(Model(pair, recipe), page_settings)
         else:
+            # The page calls the function when there is a question. The models are loaded already.
             blocks = page.build_page(lambda: pair, page_settings)
         app = page.make_app(blocks, page_settings)
         config = uvicorn.Config(

@@ -158,7 +158,8 @@ def work_side_by_side(
 
     The draft runs in a process of its own, so it drafts while ``score`` runs here. ``extend`` adds
     to each tree in flight the one token that the draft drafted next, and waits for it if need be. A
-    draft that still reads its prompt adds none. ``propose`` fetches what was drafted after that.
+    draft that still reads its prompt adds none. ``propose`` fetches the tokens that were drafted
+    after that one token.
     """
     group = Group.start(draft, requests, cut)
     in_flight = draft.propose(group.states)
@@ -176,10 +177,10 @@ def work_side_by_side(
         commit_end = now()
         draft.commit(emitted)
         in_flight = {r: Tree() for r in live}
-        # The last token of a tree is the one that the draft added while the target scored, so the
-        # target has no scores after it. If all tokens of a tree are accepted, the verdict therefore
-        # has no token of the target's own, and the draft goes on after the accepted tokens. After a
-        # rejection the next round starts with nothing in flight.
+        # If the draft has added a token while the target scored, that token is the last of the
+        # tree, and the target has no scores after it. If all tokens of such a tree are accepted,
+        # the verdict therefore has no token of the target's own, and the draft goes on after the
+        # accepted tokens. Otherwise the next round starts with nothing in flight.
         if all_accepted := [r for r in live if verdicts[r].own is None]:
             in_flight |= draft.propose({request: group.states[request] for request in all_accepted})
         # Where the target had no memory to score a tree (``MemoryGuard``), some of its tokens are
@@ -287,8 +288,9 @@ def _rounds(
     state. A request that ends leaves the group, and later answers learn from its last state.
 
     ``spent`` are the seconds of drafting and of verifying. ``first_of_size`` says that a forward
-    was the first of its size, so that its seconds tell nothing of later rounds. ``loads`` are the
-    forwards that each request shared with others; None where it shared none.
+    was the first of its size, so that its seconds tell nothing of later rounds. ``loads`` has each
+    request's part in forwards that it shared with other requests, and None for a request that was
+    alone. Without ``loads`` every request was alone.
     """
     draft, (verdicts, endings) = group.drafter, judgement
     report = draft.report()

@@ -70,7 +70,8 @@ class Footprint:
         # A request keeps not only its current recurrent states but also earlier ones, to return to.
         states = self.state_bytes(size) * recurrent.STATES_PER_REQUEST
         # First every layer is counted with the keys of all tokens. Then the rows that the layers
-        # with a window do not hold are subtracted.
+        # with a window do not hold are subtracted. How many those hold depends on the most rows
+        # that a forward over a prompt has (``forward_rows``).
         stored_rows = [
             max_window_rows(window, tokens, forward_rows()) for window in self.key_windows
         ]
@@ -108,6 +109,7 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
         text = architectures.text_config(config)
         with torch.device("meta"):
             if config.model_type in architectures.THINKERS:
+                # Of a model that also speaks (Qwen's Omni), only the part that writes text runs.
                 model = model_class(config.thinker_config)
             else:
                 model = model_class.from_config(config, trust_remote_code=trust_remote_code)

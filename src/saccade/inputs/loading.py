@@ -449,8 +449,8 @@ def draft_quantizer_bits(rounding: Rounding, place: torch.device) -> int | None:
     """Returns the bits of a draft's weights if one of ``DRAFT_QUANTIZERS`` rounds them as they are
     loaded.
 
-    Returns None on a CPU, and for a rounding without such a quantizer. There only a rounded copy
-    beside the loaded weights is possible.
+    Returns None on a CPU, and for a rounding without such a quantizer. In both cases weights can
+    only be rounded in a copy, beside the loaded ones.
     """
     if place.type == "cpu" or rounding.name not in DRAFT_QUANTIZERS:
         return None

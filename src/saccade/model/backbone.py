@@ -180,7 +180,9 @@ class Backbone:
         memory.reuse_freed_memory()  # This has to come before anything is timed.
         self.rotates_by_length = depends_on_length(self.text)
         self.lock = lock_of(self.text)
-        self._tower = Tower(self.model, self.text, head)
+        # This runs the modules outside the decoder and its head, such as the vision tower, by the
+        # fastest kernels.
+        self._outside_kernels = Tower(self.model, self.text, head)
         self.prefix_cache: PrefixCache | None = None  # A server shares one between its requests.
         self.graphs: dict[int, Any] = {}
         """The decoding forwards that were captured as CUDA graphs, by the number of layers that
@@ -211,7 +213,8 @@ class Backbone:
                 self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype
             )
 
-        # Whether its logits were compared with those of ``generate`` (``generate_check``).
+        # Whether the model's logits here were compared with those of its ``generate``
+        # (``generate_check``).
         self.is_checked_against_generate = False
         # The backbone that ``current`` made after the latest change of the model.
         self._newest: Backbone | None = None
@@ -277,7 +280,7 @@ class Backbone:
     def _weights_changed(self) -> bool:
         """Returns whether weights of which there are copies were written to."""
         decoder_changed = self.fused is not None and self.fused.weights_changed()
-        return decoder_changed or self._tower.weights_changed()
+        return decoder_changed or self._outside_kernels.weights_changed()
 
     def _describe_modules(self) -> tuple[Snapshot, Description]:
         """Returns the model's present state in two forms.
@@ -321,8 +324,8 @@ class Backbone:
                 averaged in blocks of 2x2 before the projector. It stays empty for models that
                 cannot do this (:attr:`can_average_rows`). The vision tower does not run again.
             vision: the tower's outputs that a conversation has stored. Media that are among them do
-                not go through the tower again. A model with a prefix cache does not read them,
-                because it looks up the tower's outputs in that cache.
+                not go through the tower again. A model with a prefix cache does not use these
+                outputs, because it looks them up in that cache.
         """
         with self.lock, nullcontext() if vision is None else vision.reading(self.model):
             return self._read_prompts(inputs, vision_outputs, with_averaged_rows, vision)
@@ -343,11 +346,13 @@ class Backbone:
         recorded = [*(vision_outputs or ())]
         store = vision if self.prefix_cache is None else self.prefix_cache
         if self.prefix_cache is not None:
+            # The cache remembers the pixels' digests, which are cheaper to compute before the
+            # pixels are moved to the model's device.
             inputs = self.prefix_cache.move_pixels(inputs, self.device)
         with (
             cache_vision(self.model, store),
             self._replay_vision(vision_outputs),
-            self._tower.use_quickest_kernels(),
+            self._outside_kernels.use_quickest_kernels(),
         ):
             with self.record_vision(recorded) if with_averaged_rows else nullcontext():
                 prompts = self._reader.read(inputs)
@@ -358,7 +363,7 @@ class Backbone:
         with (
             self._replay_vision(recorded),
             self._reader.average_pictures(),
-            self._tower.use_quickest_kernels(),
+            self._outside_kernels.use_quickest_kernels(),
         ):
             averaged_prompts = self._reader.read(inputs)
         rows_of_prompts = [prompt.embeds[prompt.visual] for prompt in averaged_prompts]
@@ -516,7 +521,7 @@ class Backbone:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            self._tower.prepare()
+            self._outside_kernels.prepare()
             if self.fused is not None:
                 self.fused.refresh()
         finally:
@@ -627,8 +632,8 @@ class Backbone:
         """Returns the bytes that a request of so many tokens takes at most in the layers that evict
         the keys behind their window (see :meth:`new_cache`).
 
-        They include the copies of earlier windows, which the cache keeps so that it can be cut back
-        to the lengths that it had then.
+        They include copies of earlier windows, which the cache keeps so that it can be cut back to
+        earlier lengths.
         """
         if not self.windows:
             return 0
@@ -873,9 +878,10 @@ def state_rows(segment: Segment) -> StateRows:
     if segment.recent_mask is None:
         ancestors = torch.ones(new, scored + new, dtype=torch.bool).tril_(scored)
     else:
-        # A segment has committed rows or earlier scored nodes, never both. So the columns of
-        # ``recent_mask`` are the committed rows and then all nodes, or the scored nodes and then
-        # the new ones. Only the committed rows are cut off, from both axes.
+        # A segment has committed rows or earlier scored nodes, never both. With committed rows,
+        # both axes of ``recent_mask`` begin with these, and all nodes follow. Without, its rows are
+        # the new nodes, and its columns the scored nodes and then the new ones. In both cases, what
+        # is left without the committed rows has the rows and columns that are described above.
         ancestors = segment.recent_mask[committed:, committed:]
     return StateRows(states, segment.start, segment.stop, committed, scored, ancestors)
 

@@ -41,8 +41,8 @@ class PromptReader:
 
     ``text`` is the language model, and ``axes`` how many numbers a position has: three for M-RoPE
     (time, height, width), else one. ``uses_trained_positions`` says whether the text after a medium
-    gets the positions that :func:`move_text_past_media` returns: ``positions="trained"`` of
-    ``Backbone``.
+    gets the positions that :func:`move_text_past_media` returns. ``Backbone`` sets it where its
+    ``positions`` are "trained".
     """
 
     def __init__(
@@ -102,8 +102,8 @@ class PromptReader:
             if self.uses_trained_positions and self.axes > 1:
                 own_positions = move_text_past_media(library_positions, visual | fixed)
             last_visible_row = self._last_visible_rows(masks, number, rows)
-            # Layers of full attention are causal if they have no mask here. Rows then see later
-            # ones only in layers with a sliding window.
+            # Layers of full attention are causal if they have no mask here. If rows see later ones
+            # nevertheless, they do so in layers with a sliding window only.
             in_windows_only = last_visible_row is not None and "full_attention" not in masks
             prompt = Prompt(
                 full_ids=own_ids,
@@ -113,7 +113,8 @@ class PromptReader:
                 fixed=fixed,
                 grid=grid,
                 places=torch.arange(len(own_ids), device=self.device),
-                next_position=int(own_positions[:, -1].max()) + 1,  # as generate() does
+                # ``generate`` too goes on from the largest position of the last token.
+                next_position=int(own_positions[:, -1].max()) + 1,
                 media=Media(
                     last_visible_row=last_visible_row,
                     sees_ahead_in_windows_only=in_windows_only,
@@ -144,7 +145,16 @@ class PromptReader:
         visual, fixed, grid = _CellReader(self, inputs).next(ids, embeds)
         index = torch.arange(len(ids), device=self.device)
         positions = index.expand(self.axes, -1)
-        return Prompt(ids, embeds, positions, visual, fixed, grid, index, len(ids))
+        return Prompt(
+            full_ids=ids,
+            embeds=embeds,
+            positions=positions,
+            visual=visual,
+            fixed=fixed,
+            grid=grid,
+            places=index,
+            next_position=len(ids),
+        )
 
     def average_pictures(self) -> RemovableHandle:
         """Makes the projector read pictures averaged in blocks of 2x2 (:func:`average_blocks`).

@@ -162,8 +162,8 @@ def agree_on_cut(cut: Cut) -> Cut:
 class _AgreedDraft:
     """A draft that proposes what rank 0's draft proposes; everything else is each process's own.
 
-    A failure in one process ends drafting in all. If one process decoded plainly, the others'
-    drafts would wait for it inside the forwards that they share.
+    A failure in one process ends drafting in all. Where the split target drafts for itself, each of
+    the draft's forwards needs all processes, so the others would wait for one that decodes plainly.
     """
 
     def __init__(self, draft: Any) -> None:
@@ -175,8 +175,8 @@ class _AgreedDraft:
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         empty_trees = dict.fromkeys(states, Tree())
-        # Failures are exchanged before the draft's forwards too. A self-draft's forwards are
-        # shared, so either all processes begin them or none.
+        # Failures are exchanged before the draft's forwards too. If the target drafts for itself,
+        # either all processes begin these forwards or none.
         if self._has_failed(gather_from_all(self._draft.reason)):
             return empty_trees
         local_trees = self._draft.propose(states)

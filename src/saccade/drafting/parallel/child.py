@@ -133,6 +133,7 @@ class JobRunner:
         else:
             self._prompts = [self._backbone.adopt(prompt) for prompt in prompts or ()]
         view = self._job.view
+        # Only views that need a draft beside the target can choose early. They are ``EarlyView``s.
         if Capability.BESIDE_TARGET not in view.needs:
             return
         early_view = cast(EarlyView, view)
@@ -140,9 +141,9 @@ class JobRunner:
             self._early = [early_view.choose_early(prompt) for prompt in self._prompts]
         pairs = zip(self._prompts, self._early, strict=True)
         self._read([prompt.select(early.tokens) for prompt, early in pairs])
-        # A sampled draft must not depend on this process's speed, so it starts in ``ready``. There
-        # rows of the prompt may be dropped, and if a draft started here, the speed would decide
-        # which of its tokens are drafted before that.
+        # A sampled draft starts in ``ready``, which may drop rows of the prompt. Tokens that are
+        # drafted before that have other laws than those drafted after it. If the draft started
+        # here, this process's speed would decide how many tokens are drafted before.
         if self._job.laws is None:
             self._drafts = {i: Draft(HEAD_START_TOKENS) for i in range(len(self._prompts))}
 
@@ -200,9 +201,10 @@ class JobRunner:
     def commit(self, commits: Mapping[int, tuple[Sequence[int], int | None]]) -> None:
         """Commits each request's emitted tokens.
 
-        ``commits`` has, for each request, these tokens and a count. The count is how many tokens
-        the next proposal asks for, drafted yet or not. With a count, the chain begins with the
-        emitted tokens, and the tokens after them are kept. With None, the whole chain is dropped.
+        ``commits`` has, for each request, these tokens and a count or None. A count means that the
+        draft's chain begins with the emitted tokens. The tokens after them are kept, and the target
+        judges the first ``count`` of these next, some of which may not be drafted yet. None means
+        that the chain does not begin so, and all of it is dropped.
         """
         for request, (tokens, next_count) in commits.items():
             draft = self._drafts[request]
@@ -384,7 +386,7 @@ class WorkerLoop:
 
 
 def _prepare_classes(model: Any) -> None:
-    """Constructs one model of each class in this model, without weights.
+    """Constructs this model and the models in it once more, without weights.
 
     When a model is constructed, transformers notes which outputs its class can record, such as
     hidden states. Unpickling a model does not construct it.

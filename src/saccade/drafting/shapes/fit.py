@@ -1,4 +1,4 @@
-"""Shape ``fit``: the chain length or tree that emits most tokens a second, by forwards' costs.
+"""Shape ``fit``: the chain length or tree that emits most tokens a second, given forwards' costs.
 
 Expected tokens per second of a shape = E[tokens emitted] / (draft levels x c + T(n)), with T(n) the
 target's time for n rows, c the draft's for one level, and E from the acceptance rate (Leviathan et
@@ -109,10 +109,10 @@ class Fit(CostedShape):
         learnt: FitState = state
         costs = self.forward_costs.per_request(learnt.requests)
         ratios = learnt.ratios or self._unit_ratios
+        rate = learnt.accepted.mean
         # Rounds correct the target's costs alone, so the draft has no ratio of its own. The
         # smallest of the target's ratios is assumed to hold for the whole machine, and so for the
         # draft too.
-        rate = learnt.accepted.mean
         draft_ratio = min(ratios[1:])
         options = [
             _Option(n, expected_chain(rate, n), n, n + 1) for n in range(1, MAX_CHAIN_LENGTH + 1)

@@ -28,7 +28,7 @@ GROUP_FRAMES = 4  # DyCoke merges tokens within groups of this many frames.
 
 def frames(prompt: Prompt, target_attention: TargetAttention, budget: int) -> Int[Tensor, " kept"]:
     """Returns SD-Frame's choice: whole frames at a regular interval, as few as fill the budget."""
-    parts = _frames(prompt)
+    parts = _tokens_by_frame(prompt)
     chosen: list[Tensor] = []
     for count in range(len(parts) + 1):
         chosen = [
@@ -62,7 +62,7 @@ def fastvid(prompt: Prompt, target_attention: TargetAttention, budget: int) -> I
 
     A frame is compared by the mean of its embeddings. The first frame of a medium comes first.
     """
-    parts = _frames(prompt)
+    parts = _tokens_by_frame(prompt)
     if not parts:
         return _fill(prompt, parts, budget)
     rows = prompt.embeds[prompt.visual]
@@ -90,17 +90,18 @@ def dycoke(prompt: Prompt, target_attention: TargetAttention, budget: int) -> In
     if min(budget, prompt.visual_tokens) <= len(first):
         return saliency.sample_evenly(first, budget)
     key, order = torch.sort(saliency.time_ordered_numbers(grid))
-    # Clearing the lowest bit of a frame's number gives the frame that it merges into, in groups of
-    # four, of sixteen, and so on: frame 1 merges into 0, 3 into 2, 2 into 0, and 12 into 8. A key
-    # of ``time_ordered_numbers`` grows by 1 from frame to frame of a cell. So subtracting that bit,
-    # which is ``time & -time``, gives the key of the same cell in that frame.
-    partner_key = saliency.time_ordered_numbers(grid) - (time & -time)
+    # A frame merges into the frame whose number lacks its lowest set bit, in groups of four, of
+    # sixteen, and so on: frame 1 merges into 0, 3 into 2, 2 into 0, and 12 into 8. The number that
+    # ``time_ordered_numbers`` gives a cell grows by 1 from frame to frame. So subtracting the bit
+    # from a token's number gives that of the same cell in the frame that it merges into.
+    lowest_bit = time & -time
+    partner_key = saliency.time_ordered_numbers(grid) - lowest_bit
     place = torch.searchsorted(key, partner_key).clamp(max=len(key) - 1)
     into = order[place]
     rows = prompt.embeds[prompt.visual]
     similarity = torch.empty(prompt.visual_tokens, device=grid.device)
     # The frames are compared one by one, to make no second copy of a long video.
-    for part in _frames(prompt):
+    for part in _tokens_by_frame(prompt):
         similarity[part] = cosine_similarity(rows[part].float(), rows[into[part]].float(), dim=-1)
     similarity[key[place] != partner_key] = -torch.inf  # There is no token to merge into.
     # A frame's level is how many sizes of groups (4, 16, ... frames) have a group that begins with
@@ -161,8 +162,8 @@ class Pooled(View):
 
     Without it, the language model's rows are pooled *after* the projector, and each has the
     position of its block's top-left member. The same happens where a prompt has no averaged rows,
-    as with Qwen, whose merger joins 2x2 patches already. Tokens whose grid has a single row are
-    pooled in pairs.
+    as with Qwen, whose merger joins 2x2 patches already. Frames that are one cell high are pooled
+    in pairs of tokens.
     """
 
     keep: ClassVar[float] = 0.25  # approximately, since smaller blocks at the edges leave more
@@ -202,7 +203,7 @@ class Pooled(View):
         return replace(_averaged(prompt, leader, corner), grid=block[leader == row])
 
 
-def _frames(prompt: Prompt) -> list[Int[Tensor, " _tokens"]]:
+def _tokens_by_frame(prompt: Prompt) -> list[Int[Tensor, " _tokens"]]:
     """Returns the visual tokens of each frame, in prompt order."""
     _, frame = torch.unique(prompt.grid[:, :2], dim=0, return_inverse=True)
     order = torch.sort(frame, stable=True).indices
@@ -226,26 +227,29 @@ def _fill(
 
 
 def _averaged(
-    prompt: Prompt, leader: Int[Tensor, " visual"], turn: Int[Tensor, " visual"]
+    prompt: Prompt, leader: Int[Tensor, " visual"], member: Int[Tensor, " visual"]
 ) -> Prompt:
     """Returns the prompt with each group of visual rows replaced by the group's mean. ``leader``
     has, for each row, the row that stands for its group: a row that is its own leader stays, and
     one whose leader is -1 is dropped.
 
-    ``turn`` has a number for each row, which differs within a group. First the rows with the
-    smallest number are added to their groups' sums, then those with the next, and so on. So a step
-    adds at most one row to each sum, and no sum depends on the order in which threads add.
+    ``member`` has a number for each row, and no two rows of a group have the same. First the rows
+    with the smallest number are added to their groups' sums, then those with the next, and so on.
+    So a step adds at most one row to each sum, and no sum depends on the order in which threads
+    add.
     """
     leaders = (leader == torch.arange(len(leader), device=leader.device)).nonzero().squeeze(-1)
     group = torch.searchsorted(leaders, leader)
-    turns = [((turn == now) & (leader >= 0)).nonzero().squeeze(-1) for now in turn.unique()]
+    rows_by_step = [
+        ((member == number) & (leader >= 0)).nonzero().squeeze(-1) for number in member.unique()
+    ]
     count = torch.bincount(group[leader >= 0], minlength=len(leaders))
 
     def mean(rows: Float[Tensor, "visual dim"]) -> Float[Tensor, "leader dim"]:
         exact = torch.promote_types(rows.dtype, torch.float32)
         total = torch.zeros(len(leaders), rows.shape[1], dtype=exact, device=rows.device)
-        for part in turns:
-            total.index_add_(0, group[part], rows[part].to(exact))
+        for step_rows in rows_by_step:
+            total.index_add_(0, group[step_rows], rows[step_rows].to(exact))
         return (total / count[:, None]).to(rows.dtype)
 
     pruned = prompt.select(leaders)

@@ -1,7 +1,7 @@
 """The request for frames, a `FrameSampling`, and its result, a `Clip`.
 
-This module knows what image and video processors make of frames and times, and not where they come
-from.
+This module knows what image and video processors make of frames and times. It does not know where
+the frames come from.
 """
 
 import math

@@ -39,7 +39,12 @@ log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.c")
 FLAGS = (
-    *("-O2", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared"),
+    "-O2",
+    "-march=native",
+    "-fno-math-errno",
+    "-fopenmp",
+    "-fPIC",
+    "-shared",
     # Without this, GCC fuses multiplying and adding (one rounding) in some loops, and does not (two
     # roundings) in others that must give the same numbers.
     "--param=avoid-fma-max-bits=0",
@@ -63,8 +68,8 @@ COMPILE_TIMEOUT_SECONDS = 60.0
 
 
 class MassOutput(NamedTuple):
-    """Where :func:`attend` adds up attention mass: how much attention its last ``rows`` rows give
-    to the chosen keys.
+    """Where :func:`attend` adds up attention mass: how much attention the last ``rows`` rows of its
+    queries give to the chosen keys.
 
     ``columns``, ``mass`` and ``visible_keys`` are addresses of tensors, which the caller keeps
     alive during the call. ``columns`` has the places of the ``chosen`` keys. For each of them
@@ -114,7 +119,8 @@ def attend(
     ``mass_output``. If those are all rows, ``v`` may be None; then the returned numbers mean
     nothing. Raises MemoryError where there is no memory for the mass.
     """
-    (heads, rows, width), (kv_heads, key_count, _) = q.shape, k.shape
+    heads, rows, width = q.shape
+    kv_heads, key_count, _ = k.shape
     assert v is not None or mass_output.rows == rows
     out = q.new_empty(rows, heads, width)
     columns, mass, chosen, mass_rows, visible_keys = mass_output
@@ -189,7 +195,9 @@ def multiply(
     ``base`` is added to the product: a bias [out], which is added to every row, or a row for each
     row of ``x``. There is no base for a gated weight. This works only where :func:`is_available`.
     """
-    x, (rows, into), out = x.contiguous(), x.shape, panels.out
+    x = x.contiguous()
+    rows, into = x.shape
+    out = panels.out
     base_address = base_stride = 0
     if base is not None:
         base = base.contiguous()
@@ -242,7 +250,8 @@ def multiply_bf16(
     that does not depend on the number of rows. This works only for weights that
     :func:`supports_bf16` allows and for units of :func:`bf16_units`. Raises MemoryError.
     """
-    x, (rows, into) = x.contiguous(), x.shape
+    x = x.contiguous()
+    rows, into = x.shape
     out = weight.shape[0] // 2 if gated else weight.shape[0]
     base_address = base_stride = 0
     if base is not None:
@@ -277,7 +286,8 @@ def multiply_coded(
     and results are in fp32 or bf16. This works only where :func:`supports_int8_products`. Raises
     MemoryError.
     """
-    x, (rows, into) = x.contiguous(), x.shape
+    x = x.contiguous()
+    rows, into = x.shape
     base_address = base_stride = 0
     if base is not None:
         base = base.contiguous()

@@ -131,6 +131,7 @@ def split_answer(
     if not is_complete and words_end is None:
         # The text may end with the first characters of an opening mark.
         words = words[: len(words) - mark_overlap(words, dialect.opening)]
+    # Blanks before a call are left out. An incomplete answer may still go on with a call.
     if calls or not is_complete:
         words = words.rstrip()
     return words, calls
