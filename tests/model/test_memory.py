@@ -76,6 +76,7 @@ def test_parameters_are_counted_exactly(loaded: Callable[[str], Loaded], family:
         chosen = 2 / 4 if ".experts." in name else 1
         expected += int(weight.numel() * chosen)
     assert model_size.weights_per_token == expected
+    assert loaded(family).backbone.step_bytes == expected * 4
     assert model_size.layers == len(model.get_decoder().layers)
     assert model_size.vocab == model.get_input_embeddings().weight.shape[0]
     if family == "qwen3-vl-moe":
@@ -193,6 +194,22 @@ def test_a_model_that_cannot_fit_is_refused_unread(
     with pytest.raises(ModelError, match=f"does not fit.*{way}") as caught:
         models.load(name, dtype="float32", device="cpu")
     sentence(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"is_draft": True}, {"is_packed": True}])
+def test_advice_for_a_model_that_cannot_fit_can_be_followed(
+    options: dict[str, bool], loaded: Callable[[str], Loaded], room: Callable[[float], None]
+) -> None:
+    """Claim: a quantizer is only named where it can be used: not for a draft, nor for a checkpoint
+    that is in few bits already."""
+    config = loading.read_config(loaded("llama").name)
+    room(0.3 * footprint(config).weight_bytes(4))
+    with pytest.raises(ModelError, match=r"--quantize bnb-8bit .* would fit"):
+        footprints.refuse_if_too_large("x", config, torch.float32, CPU)
+    with pytest.raises(ModelError, match="does not fit.* might fit") as caught:
+        footprints.refuse_if_too_large("x", config, torch.float32, CPU, **options)
+    assert "--quantize" not in sentence(caught.value)
+    assert ("--device-map" in str(caught.value)) is not options.get("is_draft", False)
 
 
 def test_what_fits_is_loaded(

@@ -283,6 +283,8 @@ def refuse_if_too_large(
     *,
     bits: int | None = None,
     rounding: Rounding | None = None,
+    is_draft: bool = False,
+    is_packed: bool = False,
     trust_remote_code: bool = False,
 ) -> None:
     """Raises ModelError, before any weight is read, if the weights cannot fit on ``device``.
@@ -297,6 +299,8 @@ def refuse_if_too_large(
         device: where the weights go. None stands for several devices, for which nothing is checked.
         bits: to which the weights are quantised while they are loaded; None where they are not.
         rounding: how the caller makes a rounded copy of the weights, which is counted as well.
+        is_draft: whether the model is loaded as a draft, for which there are fewer options.
+        is_packed: whether the checkpoint is in few bits, so that no quantizer takes it.
         trust_remote_code: whether code that comes with the checkpoint may run.
     """
     if device is None:
@@ -305,9 +309,18 @@ def refuse_if_too_large(
     model = footprint(config, trust_remote_code=trust_remote_code)
     needed = model.weight_bytes(weight_size(dtype, config, bits)) + copied_bytes(model, rounding)
     if needed > room:
-        raise ModelError(
-            too_large_message(name, config, model, dtype, device, bits=bits, rounding=rounding)
+        message = too_large_message(
+            name,
+            config,
+            model,
+            dtype,
+            device,
+            bits=bits,
+            rounding=rounding,
+            is_draft=is_draft,
+            is_packed=is_packed,
         )
+        raise ModelError(message)
 
 
 def copied_bytes(model: Footprint, rounding: Rounding | None) -> int:
@@ -324,6 +337,8 @@ def too_large_message(
     *,
     bits: int | None = None,
     rounding: Rounding | None = None,
+    is_draft: bool = False,
+    is_packed: bool = False,
 ) -> str:
     """Returns the message for a model that does not fit: the memory needed, the memory available,
     and what would fit.
@@ -346,8 +361,12 @@ def too_large_message(
         f"{option} ({memory.format_bytes(model.weight_bytes(smaller_size))})"
         for option, smaller_size in BYTES_PER_WEIGHT.items()
         if smaller_size < bytes_per_weight and model.weight_bytes(smaller_size) + copied < room
+        # No quantizer takes a draft by this option, or a checkpoint that is in few bits already.
+        if not (option.startswith("--quantize") and (is_draft or is_packed))
     ]
     suggestion = "a smaller model, or --device-map auto, might fit"
+    if is_draft:
+        suggestion = "a smaller draft, or another --draft-device, might fit"
     if fitting:
         suggestion = f"{fitting[0]} would fit"
     return (

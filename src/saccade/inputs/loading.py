@@ -183,6 +183,7 @@ def load(
     # here. Memory is then counted, and the model is made, as for a checkpoint of plain weights.
     packing = packed_checkpoints.packing_to_unpack(config, single_device, is_draft=is_draft)
     stored_config = config
+    is_packed = packed_checkpoints.settings_of(config).get("quant_method") is not None
     if packing is not None:
         config = packed_checkpoints.plain_config(config)
     footprint.refuse_if_too_large(
@@ -192,6 +193,8 @@ def load(
         single_device,
         bits=quantized_bits,
         rounding=rounding,
+        is_draft=is_draft,
+        is_packed=is_packed,
         trust_remote_code=trust_remote_code,
     )
     processor = read_processor(name, config, trust_remote_code=trust_remote_code)
@@ -227,6 +230,8 @@ def load(
                 place,
                 bits=quantized_bits,
                 rounding=rounding,
+                is_draft=is_draft,
+                is_packed=is_packed,
             )
             raise ModelError(message) from error
         packing_note = packed_checkpoints.explain(stored_config)

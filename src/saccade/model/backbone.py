@@ -610,7 +610,7 @@ class Backbone:
     @property
     def step_bytes(self) -> float:
         """The bytes of weights that a forward of one row reads."""
-        layers = sum(weight.numel() for weight in self.text.layers.parameters())
+        layers = families.weights_per_token(self.text.layers, self.config)
         rounding = self.rounding
         size = self.dtype.itemsize if rounding is None else rounding.bytes_per_weight
         return (layers + self.head_weights) * size
