@@ -168,7 +168,8 @@ INTERRUPTED_EXIT_CODE = 130  # What shells report after Ctrl-C: 128 plus the num
 
 def main() -> None:
     """Runs the command line."""
-    # This has an effect only before torch is imported. A command imports torch when it runs.
+    # This lets torch's threads sleep soon while they wait for each other, instead of keeping cores
+    # busy. It has an effect only before torch is imported. A command imports torch when it runs.
     limit_spinning()
     run_application(app)
 

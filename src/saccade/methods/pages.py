@@ -31,7 +31,8 @@ PAGE_KEYS = 4  # Keys in a page.
 
 @dataclass(frozen=True)
 class ByPage(Budgeted):
-    """At each step and for each KV head, the pages of visual keys that match its queries best."""
+    """A view of all text keys and, at each step and for each KV head, of the pages of visual keys
+    that match the head's queries best."""
 
     name: str = "pages"
     page: int = PAGE_KEYS  # Keys in a page.
@@ -42,6 +43,7 @@ class ByPage(Budgeted):
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         budget = self.budget(prompt)  # K, the visual keys that a step may read.
+        # The prompt is whole, so a row's place in the whole prompt is also its index in ``prompt``.
         rows = prompt.places[prompt.visual]
         # Pages are smaller than ``page`` where they have to be: one page at least has to fit into
         # the budget, and one at least has to be left out.

@@ -96,11 +96,13 @@ class Reach:
         parent_probability: float,
         probabilities: Probabilities,
     ) -> list[tuple[float, int]]:
-        """Returns the children that a node may have, as (P of the path down to the child, rank).
+        """Returns the children that a parent may have, as (P of the path down to the child, rank).
 
-        The children are on this ``level``. ``path_probability`` is P of the path down to the node
-        and ``parent_probability`` the node's own factor in it. ``probabilities`` are those of the
-        tokens after the node, likeliest first.
+        Args:
+            level: the level that the children are on.
+            path_probability: P of the path down to the parent, the parent included.
+            parent_probability: the parent's own factor in ``path_probability``.
+            probabilities: those of the tokens after the parent, likeliest first.
         """
         least, most = self.shape.width
         width = least + (1 - self.alpha) * (most - least)  # Eq. 11
@@ -224,8 +226,8 @@ class Sage(Shape):
     def fold(self, state: SageState, round: Round) -> SageState:
         """Returns the state after a round.
 
-        The mean accepted length of the last rounds changes the depth by at most one level (Sec.
-        3.3). The draft's law at the round's root decides how the next tree grows: see ``learn``.
+        The mean accepted length of the last rounds changes the D_max in use by at most one level
+        (Sec. 3.3). What the draft's law at the round's root changes is in :meth:`learn`.
         """
         recent = (*state.recent, len(round.verdict.accepted))[-self.window :]
         mean = sum(recent) / len(recent)

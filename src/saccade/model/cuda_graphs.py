@@ -374,7 +374,7 @@ def _attend_gathered(
     by_head.masked_fill_(is_masked, float("-inf"))
     weights = torch.softmax(logits, -1).to(v.dtype)
     read_values = values.index_select(0, read).view(requests, kv_heads, count, width)
-    # Unused rows may be NaN, and 0 x NaN is NaN.
+    # Values of keys that no row sees may be NaN, and 0 x NaN is NaN.
     read_values = torch.where(is_used, read_values, 0).view(requests * kv_heads, count, width)
     out = torch.bmm(weights, read_values).view(requests, kv_heads, groups, rows, width)
     return out.permute(0, 3, 1, 2, 4).reshape(requests * rows, -1)
@@ -509,7 +509,7 @@ class CudaGraphs:
     ) -> Size | None:
         """Fills in the inputs of the captured forward for these rows, and returns its size.
 
-        Returns None where there is no such forward, or where it is not captured yet. A size that
+        Returns None where no such forward can be used, or where it is not captured yet. A size that
         appears for the first time is noted, for :meth:`capture_new` to capture it.
         """
         size = self._size(rows.segments, kind)
@@ -526,7 +526,7 @@ class CudaGraphs:
                 self._new[kind, size] = Probe.of(rows, ordinary)
             return None
         vocabularies = self._vocabularies.row_numbers([each.vocabulary for each in rows.segments])
-        if vocabularies is None:
+        if vocabularies is None:  # The segments have more different ones than the table has rows.
             return None
         self._captured.move_to_end((kind, size))
         self._fill(size, rows, leases, spare, vocabularies)
@@ -777,8 +777,8 @@ class Probe:
 
 
 def difference_share(some: Tensor, others: Tensor) -> float:
-    """Returns how far two tensors of one shape are apart at most, as a share of the others' largest
-    number; NaN if any number is NaN."""
+    """Returns the largest difference between two tensors of one shape, as a share of the largest
+    absolute value in ``others``; NaN if any number is NaN."""
     difference = (some.float() - others.float()).abs().amax()
     return float(difference / others.float().abs().amax())
 
@@ -788,7 +788,7 @@ class _LastWritten(HiddenStates):
 
     def __init__(self, layer: int, model: Backbone) -> None:
         width = model.config.hidden_size
-        super().__init__((layer,), width, 0, dtype=model.dtype, device=model.device)
+        super().__init__((layer,), width, capacity=0, dtype=model.dtype, device=model.device)
         self.written: Float[Tensor, "new width"] | None = None
 
     def write(self, layer: int, at: int, hidden: Float[Tensor, "new width"]) -> None:

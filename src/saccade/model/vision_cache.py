@@ -134,13 +134,13 @@ class MediaCall:
         counts = [1] * len(tensors[pixels]) if tensors[pixels].ndim >= 3 else []
         if grid is not None:
             counts = grid.prod(-1).tolist()
-        ends = [0, *torch.tensor(counts, dtype=torch.long).cumsum(0).tolist()]
-        call = cls(method, arguments, pixels, ends)
-        covers_pixels = bool(counts) and ends[-1] == len(tensors[pixels])
+        row_bounds = [0, *torch.tensor(counts, dtype=torch.long).cumsum(0).tolist()]
+        call = cls(method, arguments, pixels, row_bounds)
+        covers_pixels = bool(counts) and row_bounds[-1] == len(tensors[pixels])
         # Each tensor must have one entry for each medium, or one for each row of the pixels, so
         # that :meth:`part` can cut it.
         lengths = {each.shape[0] if each.ndim else 0 for each in tensors.values()}
-        can_be_cut = lengths <= {len(call), ends[-1]}
+        can_be_cut = lengths <= {len(call), row_bounds[-1]}
         return call if covers_pixels and can_be_cut else None
 
     def __len__(self) -> int:

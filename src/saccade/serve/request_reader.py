@@ -131,7 +131,8 @@ class RequestReader:
         # The texts around the model's reasoning, such as <think> and </think>; None if it has none.
         self._marks = find_marks(target.tokenizer, template)
         marks = self._marks
-        # A decoder that writes the marks although they are special tokens; None if none is needed.
+        # A decoder that writes the marks although they are special tokens. It is None where no mark
+        # is a special token, because then any decoder writes the marks.
         self._decode_reasoning = None if marks is None else marks.decoder(target.tokenizer)
         self._logged: set[str] = set()  # The messages about ignored fields, each logged once.
         # A tokenizer changes its own settings while it works, so threads use it one at a time.

@@ -1,6 +1,6 @@
 """Splits, edits and explains a method's name, ``NAME/axis=value/...``, for the page's controls.
 
-The name is what counts: a control changes one part of it and leaves the rest alone.
+The name is what counts: a control changes one axis of it and leaves the other axes alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def split_method(method: str) -> tuple[str, dict[str, str]]:
 
 
 def set_axis(method: str, axis: str, value: str) -> str:
-    """Returns the method with one axis set to ``value``, or without it if that is ``UNCHANGED``."""
+    """Returns the method with one axis set to ``value``, or without the axis if ``value`` is
+    ``UNCHANGED`` or blank. Parts that are no ``axis=value`` are left out."""
     name, axes = split_method(method)
     written_axes = {**axes, axis: value.strip()}
     return "/".join([name, *(f"{axis}={value}" for axis, value in written_axes.items() if value)])

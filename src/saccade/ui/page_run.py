@@ -146,6 +146,10 @@ def run_question(
     planned_recipe = recipe
 
     def start(answer_recipe: Recipe, on_phase: OnPhase, **overrides: Any) -> Any:
+        """Starts an answer's stream, which calls ``on_phase`` with each phase's name as it begins.
+
+        ``overrides`` are further arguments of the stream.
+        """
         nonlocal planned_recipe
         arguments = {"captioner": captioner, "seed": question.seed, "on_phase": on_phase}
         arguments |= {**_sampling_settings(question), **overrides}
@@ -155,10 +159,10 @@ def run_question(
         return stream
 
     def start_warm(answer_recipe: Recipe, on_phase: OnPhase) -> Any:
-        """Starts an answer. If its draft works in a process of its own, that is started before.
+        """Starts an answer.
 
-        Decoding an answer of one token starts the process, so that the time which this takes is not
-        part of the measured answer.
+        If its draft works in a process of its own, an answer of one token is decoded first. That
+        starts the process, so that starting it takes no time of the answer that is measured.
         """
         if answer_recipe.drafts_beside_target:
             start(answer_recipe, on_phase, max_new_tokens=1).finish()

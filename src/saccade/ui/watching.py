@@ -45,7 +45,11 @@ class PageWatcher:
         self._lock = threading.Lock()
 
     def start(self, tab: str, upload: str | None, window: str, realtime: bool = True) -> Live:
-        """Begins to watch a file from its start. Raises SaccadeError."""
+        """Begins to watch a file from its start. Raises SaccadeError.
+
+        ``window`` is how much of the video is kept at most, such as "60 s", "120 frames" or "8000
+        tokens". With ``realtime`` the frames come at the speed at which the video plays.
+        """
         if upload is None:
             raise OptionError("drop a video first")
         self._check_free(tab)

@@ -210,12 +210,17 @@ class LookupDrafts(Drafts):
 
 
 def grow_chain(plan: DraftPlan) -> Growing:
-    """Grows a chain of the draft's likeliest tokens, until one more would not pay by the plan."""
+    """Grows a chain of the draft's likeliest tokens, until one more would not pay by the plan.
+
+    It yields the chain to be scored, is sent the scores, and returns the finished chain.
+    """
     tree = Tree()
     probability = 1.0  # That every token up to the current one is accepted.
     while len(tree) < plan.length:
         scores = yield tree
-        last = len(tree) - 1
+        last = len(tree) - 1  # The node of the last token; of an empty chain this is ROOT, -1.
+        # Every request is greedy, so the token is the arg-max. It may be left out of the chain
+        # below, as a token that was drawn from a law could not be.
         token, _ = scores.draw(last)
         confidence_in_token = confidence(scores, last, token)
         probability *= plan.acceptance.chance(confidence_in_token)

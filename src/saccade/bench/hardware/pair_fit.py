@@ -231,14 +231,16 @@ def examine(
             f"the draft runs on a device of another kind ({draft_device}) than the target "
             f"({device}), so no speedup can be told from their sizes: saccade calibrate measures it"
         )
-    # Whether a draft with rounded weights would gain noticeably more. This is asked only on a CPU,
-    # because elsewhere no copy can be rounded to ``SUGGESTED_ROUNDING``. The weights of a head
-    # are not rounded. Beside a target that is quantised when it is loaded nothing is suggested.
-    # The last part is the model that drafts.
+    # Whether a draft with rounded weights would gain noticeably more.
     suggestion = ""
+    drafting_part = parts[-1]  # The draft's part, or the target's if there is no other.
+    # Only on a CPU can a copy be rounded to ``SUGGESTED_ROUNDING``.
     is_on_cpu = device == draft_device == "cpu"
-    is_roundable = is_on_cpu and head is None and draft_rounding is None and bits is None
-    if is_roundable and not all_problems and parts[-1].can_be_rounded:
+    # The weights of a head are never rounded.
+    can_be_rounded = head is None and drafting_part.can_be_rounded
+    # Nothing is suggested beside a target that is quantised when it is loaded.
+    has_rounded_weights = draft_rounding is not None or bits is not None
+    if is_on_cpu and can_be_rounded and not has_rounded_weights and not all_problems:
         drafting_model = target if draft is None else draft
         rounded = _part(
             *drafting_model,
@@ -250,8 +252,8 @@ def examine(
         )
         new_speedup = _best_chain(TYPICAL_RATE, rounded.cost / parts[0].cost, cost_per_row).speedup
         speedup = next((each.speedup for each in outlook if each.rate == TYPICAL_RATE), 1.0)
-        # The difference is the rounded copy.
-        more_bytes = rounded.weights - parts[-1].weights
+        # ``rounded`` has the rounded copy beside the weights that the drafting part has.
+        more_bytes = rounded.weights - drafting_part.weights
         if draft is None:
             more_bytes += rounded.cache  # The target as its own draft has a second cache.
         fits = needed + more_bytes <= free_bytes * (1 - SPARE_SHARE)

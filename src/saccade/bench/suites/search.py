@@ -189,7 +189,9 @@ class _Search:
     def _patterns(self, files: Mapping[str, tuple[str, ...]], parts: Sequence[str]) -> list[str]:
         """Returns a pattern of file names for each of these parts, for a message or a command.
 
-        If there are more than three parts, it is one pattern that fits them all, to keep it short.
+        ``files`` has the patterns of each split. The first one of the searched split is used. If
+        there are more than three parts, the result is one pattern that fits them all, to keep it
+        short.
         """
         names = ("*",) if len(parts) > 3 else parts
         return [files[self.split][0].format(part=part) for part in names]

@@ -273,6 +273,7 @@ def make_mtp_head(
     number = max(target.key_layers)
     layer = target.text.layers[number]
     config = for_our_attention(target.config)
+    # The head's norms have the class of this layer's norms.
     norms = [each for key, each in layer.named_children() if "norm" in key]
     with torch.device("meta"):
         kind: Any = type(layer)
@@ -346,7 +347,11 @@ def make_rotary(target: Backbone, config: LlamaConfig) -> tuple[Any, int]:
 
 
 def plain_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns a head's config entries as those of a Llama, whatever architecture they name."""
+    """Returns a head's config entries as those of a Llama, whatever architecture they name.
+
+    The configs of Llama and Qwen3 know no rotation of the type "mrope". It becomes "default", as in
+    transformers' own config of Qwen2-VL, and keeps its ``mrope_section``.
+    """
     plain = {key: value for key, value in settings.items() if key not in ("model_type", "dtype")}
     for key in ("rope_scaling", "rope_parameters"):
         rope = plain.get(key)
