@@ -107,12 +107,11 @@ def test_a_draft_is_the_targets_class_around_smaller_parts(folder: Path, form: s
 
 
 @pytest.mark.extra
-def test_a_tower_may_be_named(folder: Path) -> None:
+def test_a_tower_may_be_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: the tower of a CLIP that reads text too is taken out of it, weight by weight, with its
-    own number of layers."""
-    made = assemble_draft(
-        target(folder, "llava-1.5"), str(folder / "language"), str(folder / "clip"), seed=0
-    )
+    own number of layers. Like every name of a model, its name may begin with the home folder."""
+    monkeypatch.setenv("HOME", str(folder))
+    made = assemble_draft(target(folder, "llava-1.5"), "~/language", "~/clip", seed=0)
     clip = hf.CLIPModel.from_pretrained(folder / "clip")
     theirs = clip.vision_model.state_dict()
     model: Any = made.backbone.model

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from saccade.core.errors import ModelError, first_line
-from saccade.inputs.checkpoints import must_use_cache
+from saccade.inputs.checkpoints import must_use_cache, source_of
 from saccade.inputs.loading import Loaded, load, read_config
 from saccade.inputs.pair_check import check_tokenizers
 from saccade.model.backbone import Backbone
@@ -101,10 +101,11 @@ def _sizes(vision_config: Any) -> dict[str, Any]:
 
 def _read_tower(tower: str, kind: Any) -> Any:
     """Loads a tower, and raises ModelError unless every one of its weights is there."""
-    local = must_use_cache(name=tower, source=tower)
+    source = source_of(tower)
+    local = must_use_cache(name=tower, source=source)
     options = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": local}
     try:
-        model, loading_info = kind.from_pretrained(tower, output_loading_info=True, **options)
+        model, loading_info = kind.from_pretrained(source, output_loading_info=True, **options)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"the tower {tower} cannot be loaded: {first_line(error)}") from error
     if missing := sorted(loading_info["missing_keys"]):
