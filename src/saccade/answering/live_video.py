@@ -13,9 +13,10 @@ A frame is read by the target at most twice: when it comes, and after the first 
 survives. No frame survives two drops:
 
 * A drop leaves at most half of the window. When the window overflows again, the segments that came
-  since then fill more than half of it by themselves, so that drop takes all older ones.
-* The latest segment stays in every drop, even if it alone fills more than half of the window. Then
-  it is the only one left, and the oldest one at the next drop, which takes it first.
+  since the drop fill more than half of it by themselves. The next drop ends only when at most half
+  is left, so it takes every segment that survived the one before.
+* The latest segment stays in every drop, even if it alone fills more than half of the window. In
+  that case no other segment is left. So it is the oldest one at the next drop, and goes first.
 
 The output of the vision tower is kept for every kept segment, so no frame is encoded twice.
 """

@@ -267,8 +267,8 @@ def grow_static(paths: Paths) -> Growing:
     """Grows a static tree of top-k ranks, one level per draft forward."""
     tree = Tree()
     node_of: dict[tuple[int, ...], int] = {(): ROOT}
-    # Even without paths one draft forward scores the root, because a shape may learn from the law
-    # there.
+    # Even without paths one draft forward scores the root, because a shape may plan its next tree
+    # from the draft's law there.
     levels = max((len(path) for path in paths), default=1)
     for depth in range(1, levels + 1):
         level = sorted(path for path in paths if len(path) == depth and path[:-1] in node_of)
