@@ -184,6 +184,18 @@ def test_a_window_in_tokens_holds_what_came_during_an_answer():
         assert live.latest_frames(0) == []
 
 
+def test_frames_of_one_time_are_all_kept():
+    """Claim: several frames may have one time, at any frame rate, but none an earlier one than the
+    last. Fails if the frames are looked up by their times."""
+    with watched(fps=0.01) as live:
+        for number in range(5):  # A whole segment and one frame that waits.
+            live.append(frame(number), 100.0)
+        with pytest.raises(OptionError, match="before the last one"):
+            live.append(frame(5), 99.95)
+        assert [time for _, time in live.latest_frames(9)] == [100.0] * 5
+        assert all((live.latest_frames(9)[n][0] == frame(n)).all() for n in range(5))
+
+
 def test_a_question_that_raises_does_not_stop_the_watching():
     """Claim: after an error in the middle of an answer frames are read on, and the next question
     is answered as ever."""

@@ -13,9 +13,10 @@ A frame is read by the target at most twice: when it comes, and after the first 
 survives. No frame survives two drops:
 
 * A drop leaves at most half of the window. When the window overflows again, the segments that came
-  since then fill more than half of it by themselves, so that drop takes all older ones.
-* The latest segment stays in every drop, even if it alone fills more than half of the window. Then
-  it is the only one left, and the oldest one at the next drop, which takes it first.
+  since the drop fill more than half of it by themselves. The next drop ends only when at most half
+  is left, so it takes every segment that survived the one before.
+* The latest segment stays in every drop, even if it alone fills more than half of the window. In
+  that case no other segment is left. So it is the oldest one at the next drop, and goes first.
 
 The output of the vision tower is kept for every kept segment, so no frame is encoded twice.
 """
@@ -49,6 +50,7 @@ from saccade.inputs.questions import Dialogue, Pair
 SEGMENT_FRAMES = 4  # How many frames a segment has by default, before it is rounded up.
 FILE_BLOCK_SECONDS = 10.0  # So many seconds of a file are decoded at once.
 LONGEST_SLEEP_SECONDS = 0.2  # A thread that waits looks at the clock at least this often.
+TIME_ROUNDING_SECONDS = 1e-6  # A frame may be so much older than the last one, by rounding.
 JOIN_SECONDS = 10.0  # Closing waits so long for the source's thread.
 USAGE = 'window= is seconds (60), "60 s", "120 frames" or "8000 tokens"'
 
@@ -163,7 +165,7 @@ class Live(AbstractContextManager["Live"]):
         self._turns: list[LiveTurn] = []
         self._unasked_segments: list[LiveSegment] = []  # since the last question
         self._waiting: deque[Timed] = deque()  # frames that are in no segment yet
-        self._next_time = 0.0  # When the next frame is expected, in seconds.
+        self._last_time: float | None = None  # When the last frame was seen, in seconds.
         self._question_under_way: _OpenQuestion | None = None
         # Guards the conversation, its segments and its turns. It is not held while a caller
         # exhausts a stream: then `_question_under_way` keeps new frames waiting.
@@ -192,15 +194,16 @@ class Live(AbstractContextManager["Live"]):
         """
         picture = _picture(frame)
         with self._waiting_lock:
-            seconds = self._next_time if time is None else float(time)
+            last = self._last_time
+            next_time = 0.0 if last is None else last + 1 / self._fps
+            seconds = next_time if time is None else float(time)
             if not math.isfinite(seconds):
                 raise OptionError(f"time={time} is no number of seconds")
-            # The last frame came 1 / fps before ``_next_time``, when the next one is expected. The
-            # comparison allows a little more than that, because these sums are rounded.
-            if self.seen_frames and seconds < self._next_time - 1.001 / self._fps:
+            # The last frame's time may be a sum, which is rounded.
+            if last is not None and seconds < last - TIME_ROUNDING_SECONDS:
                 raise OptionError(f"the frame at {seconds:g} s comes before the last one")
             self._check_size(picture)
-            self._next_time = seconds + 1 / self._fps
+            self._last_time = seconds
             self.seen_frames += 1
             self._waiting.append((picture, seconds))
             self._bound_waiting()
@@ -292,14 +295,19 @@ class Live(AbstractContextManager["Live"]):
             waiting = [*self._waiting]
         if count <= 0:
             return []
-        # A segment has at least one frame, so the last `count` segments are enough. A frame that
-        # was repeated to fill a segment has the same time again, so the dict holds it once.
-        frames: dict[float, Image] = {}
-        for segment in self.segments[-count:]:
-            clip = segment.clip
-            frames |= dict(zip(clip.timestamps.tolist(), clip.frames, strict=True))
-        frames |= {time: frame for frame, time in waiting}
-        return [(frame, time) for time, frame in [*frames.items()][-count:]]
+        # A segment has at least one frame, so the last `count` segments are enough.
+        kept = [
+            timed
+            for segment in self.segments[-count:]
+            for timed in zip(segment.clip.frames, segment.clip.timestamps.tolist(), strict=True)
+        ]
+        frames: list[Timed] = []
+        for frame, time in [*kept, *waiting]:
+            # The last frame is repeated to fill a segment. The copies have its time too.
+            is_copy = bool(frames) and frames[-1][1] == time and (frames[-1][0] == frame).all()
+            if not is_copy:
+                frames.append((frame, time))
+        return frames[-count:]
 
     @property
     def history(self) -> list[tuple[str, str]]:

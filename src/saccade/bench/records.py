@@ -67,13 +67,15 @@ class Answer:
     planning: float = 0.0  # Deciding what to draft, learning included: a part of ``decode``.
     draft: float = 0.0
     verify: float = 0.0
-    decode: float = 0.0  # All rounds; of a peer, all that follows its first tokens.
+    # All rounds. Of a peer, all that follows its first step, or the whole run if the whole answer
+    # came in that step.
+    decode: float = 0.0
     # Capturing CUDA graphs between rounds. These seconds are in ``total`` and in no other field,
     # because later answers use the graphs too.
     captures: float = 0.0
-    # How many tokens ``decode`` produced, at least 1. Our first token comes from the prefill and is
-    # not counted. A peer's first step may return several tokens, none of which are counted, unless
-    # the whole answer came in that step: then all are.
+    # How many tokens came in the seconds of ``decode``, at least 1. Of our answers these are all
+    # but the first, which comes from the prefill. A peer's first step may return several tokens. Of
+    # a peer these are all tokens that follow this step, or all tokens if none follow it.
     counted: int = 1
     prompt_tokens: int = 0
     visual_tokens: int = 0
@@ -165,7 +167,8 @@ def append_answers(folder: Path, about: dict[str, Any], answers: Sequence[Answer
 def read_and_repair_run(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
     """Returns the line about a run and its answers, and removes an incomplete item from the file.
 
-    Raises OptionError where there is no run, or one that cannot be read.
+    Raises OptionError where there is no run, one that cannot be read, or a packed one, because that
+    is finished.
     """
     path = _run_file(folder)
     if path.name != RESULTS_FILE:

@@ -108,8 +108,8 @@ def calibrate(
             on_progress=tell,
         )
         if draft_quantize is not None:
-            # A rounded draft has a name of its own, by which it could not be loaded again. So the
-            # file gets the two options as they were given.
+            # A rounded copy of a draft has a name that cannot be loaded, such as "NAME (int8)". So
+            # the file gets ``--draft`` and ``--draft-quantize`` as they were given.
             result = replace(result, draft=draft, draft_quantize=draft_quantize)
         elif proposes_rounding:
             seconds_left = deadline - time.monotonic()

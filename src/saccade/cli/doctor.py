@@ -122,9 +122,10 @@ def doctor(
     precision = loading.dtype_named(dtype, target_place)
     bits = None if quantize is None else loading.quantizer_bits(quantize)
     rounding = None if draft_quantize is None else rounding_named(draft_quantize)
-    # A draft is rounded in one of two ways. A quantizer rounds its weights as they are loaded, and
-    # ``draft_bits`` is then the bits of a weight. Or the weights are loaded as they are, and a
-    # rounded copy is made beside them. ``draft_bits`` is then None, as without any rounding.
+    # A draft's weights are rounded in one of two ways:
+    # - A quantizer rounds them as they are loaded. Then ``draft_bits`` is the bits of a weight.
+    # - They are loaded as they are, and a rounded copy is made beside them. Then ``draft_bits`` is
+    #   None, as it is without any rounding, and ``makes_rounded_copy`` is true.
     draft_bits = None if rounding is None else loading.draft_quantizer_bits(rounding, draft_place)
     makes_rounded_copy = rounding is not None and draft_bits is None
     # On a CPU some checkpoints with packed weights are unpacked as they are loaded. Their configs

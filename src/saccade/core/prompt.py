@@ -48,11 +48,11 @@ class Media:
     last_visible_row: Int[Tensor, " len"] | None = None
     """For each row, the index of the last row that it attends to; None where attention is causal.
 
-    A row attends to the rows up to its own, and of the later rows to those with the same index
-    alone. For example, the indices are 0, 3, 3, 3, 4 for a row of text, a picture of three rows
-    that is read in both directions, and a row of text. The rows with one index are those of one
-    picture, of all pictures and frames (Molmo 2; text between them has other indices), or of the
-    whole prompt (PaliGemma)."""
+    A row attends to the rows up to its own. Of the later rows it attends only to those that have
+    the same index as itself. For example, the indices are 0, 3, 3, 3, 4 for a row of text, a
+    picture of three rows that is read in both directions, and a row of text. The rows with one
+    index are those of one picture, of all pictures and frames (Molmo 2; text between them has other
+    indices), or of the whole prompt (PaliGemma)."""
     sees_ahead_in_windows_only: bool = False
     """Whether ``last_visible_row`` holds only in layers with a sliding window (Gemma 4). All other
     layers are causal then."""

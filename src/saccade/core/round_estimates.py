@@ -30,13 +30,13 @@ OUTLIER_FACTOR = 4.0  # A round counts as at most this many times its expected s
 EXTRA_COST_DECAY = 0.02
 TIMES_MEMORY = 0.95  # Each forward multiplies the weight of earlier forwards by this.
 FORWARD_OUTLIER_FACTOR = 2.0  # A forward counts as at most this many times its expected seconds.
-# Measured forwards give the expected seconds of later ones once their decayed number is at least
-# this. Until then, a forward of the draft is expected to take the seconds that it was expected to
-# take when the answer began, and the measured seconds of a forward of the target are taken as they
-# are, without the cap.
+# The expected seconds in this cap come from measured forwards, once the decayed number of these is
+# at least this. Until then, a forward of the draft is expected to take its initial seconds (see
+# ``ForwardTimes``), and forwards of the target are not capped.
 MIN_FORWARDS_FOR_OUTLIERS = 3.0
-# The prior of a forward's seconds weighs as much as this many measured forwards. The prior is the
-# seconds that were expected when the answer began, times the slowdown of forwards of one row.
+# The measured seconds of forwards are averaged with a prior, which weighs as much as this many
+# measured forwards. The prior is a forward's initial seconds times the slowdown of forwards of one
+# row (``ForwardTimes.plain_slowdown``).
 FORWARD_PRIOR_WEIGHT = 0.5
 # A least-squares slope of seconds over rows is a quotient, whose divisor is the sum of the squared
 # deviations of the rows. This is added to the divisor, so it draws the slope towards 0.
@@ -278,7 +278,7 @@ def correct_ratios(
 
 
 class ForwardTimes(NamedTuple):
-    """The seconds of forwards that the rounds of an answer have measured, beside the initial ones.
+    """The seconds that an answer's forwards have taken, and their initial seconds to compare with.
 
     The initial seconds of a forward are those that it was expected to take when the answer began.
     The answer's rounds do not correct them.
@@ -382,7 +382,7 @@ class ForwardTimes(NamedTuple):
         slope = (rows_extra_seconds - self.rows * extra_seconds / self.weight) / (
             spread + SLOPE_PRIOR_WEIGHT
         )
-        # At the mean number of rows, the line has the mean of these seconds, drawn towards 0.
+        # At the mean number of rows, the line has the mean of these seconds and of a prior of 0.
         at_mean_rows = extra_seconds / (self.weight + FORWARD_PRIOR_WEIGHT)
         return at_mean_rows - slope * self.rows / self.weight, slope
 

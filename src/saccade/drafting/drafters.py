@@ -1,4 +1,4 @@
-"""The drafters that work in the target's process, except for ``ensemble``.
+"""The drafters that work in the target's process. One more is in ``ensemble``.
 
 * ``NoDraft`` drafts nothing. ``Lookup`` and ``Copies`` draft from the text, without a model.
 * ``ModelDrafter`` drafts with a draft model, and ``HeadDrafter`` with a draft head.
@@ -334,8 +334,8 @@ class SessionDrafter(Drafter):
 
     def start_growth(self, states: Mapping[int, State]) -> Growth | None:
         # With a ``Growth`` the caller grows these drafts itself, together with those of other
-        # drafters over the same model, and does not call ``propose``. That would be wrong for a
-        # subclass that overrides ``propose``. With None the caller calls ``propose``.
+        # drafters over the same model, and does not call ``propose``. With None it calls
+        # ``propose``, as it must where a subclass overrides that.
         if type(self).propose is not SessionDrafter.propose:
             return None
         return Growth(self.session, self._drafts(states), self._scores)
@@ -554,8 +554,9 @@ class ModelDrafter(SessionDrafter, ParallelWork):
             shared = prefix.shared_rows
             if not self._shares_rows:
                 shared = prefilled.shared_rows(state, prompt, prefix.shared_media)
-            # The view chooses among the draft's rows after the shared ones, by what the target's
-            # prefill recorded for the target's own new rows.
+            # The view chooses among the draft's rows after the ``shared`` ones. The view is given
+            # what the target's prefill recorded for the target's own new rows: those after the
+            # first ``prefix.shared_rows``.
             new = self._with_image_rows(prompt.keep_from(shared))
             seconds += clock.lap()
             pruned_new = view(prefills[i].to(model.device).tail(prefix.shared_rows), new)
@@ -619,10 +620,10 @@ class SelfDrafter(SessionDrafter):
         session = Session(model, setup.rules, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._view, self._key_updates = setup.view, setup.view.key_updates
-        # By request, how many rows ``read_prompts`` put into the draft's cache. When a request's
-        # window slides (see ``KeyUpdates.sinks``), rows of the prompt are dropped until the cache
-        # has that many rows again, or until the sinks are all that is left of the prompt. Requests
-        # whose whole prompt the view keeps have no window, and are not in here.
+        # By request, how many rows ``read_prompts`` put into the draft's cache. A request's window
+        # slides (see ``KeyUpdates.sinks``) by dropping rows of the prompt, until the cache has that
+        # many rows again, or until only the sinks are left of the prompt. Requests whose whole
+        # prompt the view keeps have no window, and are not in here.
         self._window_rows: dict[int, int] = {}
         # The target's prefill and the current pruned prompt of requests whose view is refreshed.
         self._refreshed_views: dict[int, tuple[Prefill, Prompt]] = {}
@@ -666,8 +667,11 @@ class SelfDrafter(SessionDrafter):
             self._slide(request)
 
     def _slide(self, request: int) -> None:
-        """Slides a request's window once ``SLIDE_TOKENS`` rows or more were added to it: drops that
-        many of the prompt's rows, the first ones after the attention sinks."""
+        """Slides a request's window once ``SLIDE_TOKENS`` rows or more were added to it.
+
+        It drops as many of the prompt's rows as were added, but none of the attention sinks. The
+        rows that come first after the sinks are dropped first.
+        """
         state = self.session.requests[request]
         sinks = self._key_updates.sinks or 0
         # How many rows the prompt has in the draft's cache, and in the target's, which keeps all.
@@ -680,7 +684,7 @@ class SelfDrafter(SessionDrafter):
 
     def _refresh_view(self, request: int) -> None:
         """Lets the view choose again in every ``Refresh.every``-th round, by the attention of the
-        rows that the target judged last."""
+        last ``Refresh.rows`` rows that were committed, whatever rounds they came from."""
         refresh = self._key_updates.refresh
         assert refresh is not None
         self._rounds[request] = self._rounds.get(request, 0) + 1
@@ -690,7 +694,8 @@ class SelfDrafter(SessionDrafter):
         assert prefill.with_latest_attention is not None
         newer = prefill.with_latest_attention()
         assert newer.mass is not None and newer.relevance is not None
-        # Tokens that the draft has already are favoured, see ``Refresh``.
+        # The attention on tokens that the draft has already counts more, so that small differences
+        # do not replace them.
         factor = 1 + refresh.hold * pruned.chosen_mask(prefill.prompt)
         newer = replace(newer, mass=newer.mass * factor, relevance=newer.relevance * factor)
         pruned = self._view(newer, prefill.prompt)

@@ -22,8 +22,8 @@ class Conversation(AbstractContextManager["Conversation"]):
     Every turn takes the processor's output for the whole conversation so far (all videos and
     pictures, the earlier answers, the new question) and gives the answer that the whole prompt
     would get without the caches. The common beginning of the old and the new text is not read
-    again, and a vision tower runs on new media alone. A question that replaces an earlier one
-    continues from where the texts differ. If the first media differ, nothing is reused.
+    again, and a vision tower runs on new media alone. If an earlier question was replaced, the
+    new text is read from the first difference on. If the first media differ, nothing is reused.
 
     The draft keeps the tokens that its view chose from earlier media. From new media the view
     chooses by the attention of the question that comes with them. Where the target drafts for
@@ -90,7 +90,7 @@ class Conversation(AbstractContextManager["Conversation"]):
             cast(CallArguments, {**merged, "draft": self._draft}),
             on_phase,
             self._last_batch,
-            keep=True,
+            keep=True,  # The caches stay for the next turn.
             vision=vision,
             several_requests_error=several_requests_error,
         )

@@ -205,6 +205,8 @@ def video_cells(
         count = row_count // frame_size
         if frames is not None:
             count = min(frames, count)
+        # Rows beyond the whole frames do not follow the layout if the video is to go on to the
+        # newline. With a known number of frames they may belong to the next video.
         has_partial_frame = frames is None and row_count % frame_size > 0
         if count == 0 or has_partial_frame:
             # The rows do not follow the layout, so what is left counts as a single line of cells.

@@ -84,15 +84,19 @@ def visible_keys(
     """
     new = segment.stop - segment.start
     key_count = segment.first_key + new
+    # The columns of ``mask`` are the last keys of the cache. Without a window, every row sees all
+    # keys before these.
     mask = segment.mask
-    masked_keys = mask.shape[1]
-    # The cache row of the tree's first node. If the segment begins with committed rows, the whole
-    # tree follows them. Otherwise earlier forwards may have scored the first nodes of the tree,
-    # whose keys are right before the segment's own. So ``scored_nodes`` or ``committed_rows`` is 0,
-    # or both are.
+    first_masked_key = key_count - mask.shape[1]
+    # The cache row of the tree's first node. There are three cases, because ``scored_nodes`` or
+    # ``committed_rows`` is 0, or both are:
+    # - The segment begins with committed rows. The whole tree follows them, if there is one.
+    # - Earlier forwards have scored the first nodes of the tree. The keys of these nodes are right
+    #   before the segment's own.
+    # - The segment is the whole tree.
     tree_start = segment.first_key - segment.scored_nodes + segment.committed_rows
     visible = torch.ones(new, key_count, dtype=torch.bool)
-    visible[:, key_count - masked_keys :] = mask
+    visible[:, first_masked_key:] = mask
     layer_sees_ahead = window is not None or not segment.sees_ahead_in_windows_only
     if segment.last_visible_row is not None and layer_sees_ahead:
         # Rows with the same last visible row see each other.

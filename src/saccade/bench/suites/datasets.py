@@ -166,7 +166,8 @@ class Dataset:
         if task == "choice" and not options:
             question, options = wording.split_options(question)
         if task == "choice" and "{question}" not in prompt:
-            # This prompt asks for a description, so there is no right letter.
+            # A prompt that leaves the question out asks for a description instead. Then no letter
+            # is right, and the answer is scored as a caption.
             task, options = "caption", ()
         elif task == "choice":
             if len(options) < 2:

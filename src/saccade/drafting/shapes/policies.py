@@ -269,8 +269,8 @@ def grow_static(paths: Paths) -> Growing:
     tree = Tree()
     # By the path, the nodes after which a token may be of use.
     open_nodes: dict[tuple[int, ...], int] = {(): ROOT}
-    # Even without paths one draft forward scores the root, because a shape may learn from the law
-    # there.
+    # Even without paths one draft forward scores the root, because a shape may plan its next tree
+    # from the draft's law there.
     levels = max((len(path) for path in paths), default=1)
     for depth in range(1, levels + 1):
         level = sorted(path for path in paths if len(path) == depth and path[:-1] in open_nodes)

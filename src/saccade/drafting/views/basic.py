@@ -93,7 +93,8 @@ class Pruned(EarlyView):
     refresh: Refresh | None = None  # If given, tokens are chosen again during the answer.
     early: Early = "wait"
     rounding: saliency.Rounding = "nearest"  # How ``keep`` times the number of tokens is rounded.
-    images: float | None = None  # The share of images' tokens to keep; None stands for ``keep``.
+    # The share of images' tokens to keep. If None, it is ``keep``, as for all other visual tokens.
+    images: float | None = None
 
     def __post_init__(self) -> None:
         if self.early == "superset" and not isinstance(self.select, Ranking):
@@ -158,6 +159,7 @@ class Pruned(EarlyView):
 
     def budget(self, prompt: Prompt) -> int:
         """Returns how many visual tokens of a prompt are kept."""
+        # Where ``images`` is None, the tokens of images count among the others.
         image_tokens = 0 if self.images is None else prompt.media.image_rows
         other_tokens = prompt.visual_tokens - image_tokens
         kept_others = saliency.budget(other_tokens, self.keep, self.rounding)

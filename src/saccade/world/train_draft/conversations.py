@@ -259,9 +259,8 @@ def _answer_spans(
         if turns[turn]["role"] != "assistant":
             continue
         # The conversation is written twice more: up to the place where the answer begins, and up to
-        # the place where it ends. Each of these two texts has the same ids as the whole
-        # conversation up to that place, which is therefore the number of ids that agree from the
-        # start.
+        # the place where it ends. Up to that place, each of these two texts has the same ids as the
+        # whole conversation. So the place is found as the number of leading ids that agree.
         ids_before_answer = questions.template_ids(name, processor, turns[:turn])
         ids_with_answer = questions.template_ids(
             name, processor, turns[: turn + 1], continues_last_turn=True
