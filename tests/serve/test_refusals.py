@@ -312,7 +312,7 @@ def small(models) -> Any:
         lambda: made(models, media=MediaSettings(max_items=3)),
         key="sesame",
         max_body_bytes=10_000,
-        timeout_seconds=3.0,
+        timeout_seconds=8.0,
     ) as live:
         yield live
 
