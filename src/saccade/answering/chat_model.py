@@ -386,7 +386,7 @@ class Chat(AbstractContextManager["Chat"]):
             question: the next question.
             media: videos and pictures that come with it; only these are encoded.
             documents: long texts that come with it.
-            frames: which frames to take of them; by default as for the chat's first media.
+            frames: which frames to take of the videos; by default as for the chat's first media.
             settings: of this turn alone.
 
         Raises:

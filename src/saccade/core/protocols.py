@@ -241,7 +241,7 @@ class Shape(Learner, ABC):
         A shape that decides by costs, and has none yet, takes them from ``memory``, or else calls
         ``measure``. ``memory`` has the costs as earlier answers corrected them; it is None where
         the answer may not depend on measured time. ``family`` is the target's ``model_type``, for
-        shapes whose settings depend on it.
+        shapes whose settings depend on it, and not a family of shapes.
         """
         return self
 
@@ -383,7 +383,8 @@ class Drafter(ABC):
 
         With ``earlier`` the prompts continue those of earlier turns by new media, and only what
         is new needs to be read. Only a drafter that offers ``Capability.ADDS_MEDIA`` is given
-        ``earlier``. For any other a new drafter reads the conversation from its beginning.
+        ``earlier``. Where a drafter cannot continue in this way (``Recipe.can_add_media``), a new
+        one is made for the turn, which reads the conversation from its beginning.
 
         Returns the seconds that the target waited for the drafter's own prefill.
         """

@@ -77,7 +77,7 @@ def answer_on_cluster(
     def answers(groups: Iterable[Sequence[ClipJob]]) -> Iterator[Sequence[Row]]:
         waiting = deque(list(group) for group in groups)
         deaths: Counter[str] = Counter()  # By job id, how many workers died while they had the job.
-        deaths_in_a_row = 0  # Deaths of workers since one last returned rows.
+        deaths_in_a_row = 0  # How many workers have died since rows were last returned.
         # Actors that load their models, by the Ray reference that is ready when they are.
         loading: dict[Any, Any] = {}
         # Actors with the jobs that they answer, by the Ray reference of the rows.
@@ -107,8 +107,9 @@ def answer_on_cluster(
                     rows = ray.get(done)  # None if the actor was loading.
                 except ray.exceptions.RayError as error:
                     deaths_in_a_row += 1
-                    # After so many deaths without one answer, the machine is taken to be at fault
-                    # and not the videos.
+                    # A job that kills its workers causes ``MAX_ATTEMPTS`` deaths. After more deaths
+                    # without one answer than ``count + 1`` such jobs cause, the machine is taken to
+                    # be at fault and not the videos.
                     if deaths_in_a_row > MAX_ATTEMPTS * (count + 1):
                         raise OptionError(
                             f"{deaths_in_a_row} workers died one after the other, the last of "

@@ -70,7 +70,8 @@ class Setting(Axis):
             raise MethodError(f"{self.owner.__name__} has no field {self.field!r} for {self.axis}=")
 
     def applies(self, owner: Any) -> bool:
-        """Returns whether an override may set the field of this object of the setting's class."""
+        """Returns whether an override may set the field of this object, which is of the class
+        ``self.owner``. By default it may for every such object."""
         return True
 
     def read(self, owner: Any) -> Any:

@@ -183,7 +183,7 @@ def plan(
             answer=answer,
         )
         return self_plan if self_plan.shape.is_expected_to_pay() else _without_drafts(self_plan)
-    # The model whose steps cost time, which is the target if it drafts for itself.
+    # The model that runs the steps of a draft, which is the target if it drafts for itself.
     reads_target_keys = Capability.STARTS_FROM_TARGET_KEYS in recipe.drafter.offers
     if draft is None or (reads_target_keys and not is_rounded_target):
         drafting_model = target
@@ -255,8 +255,9 @@ def _without_drafts(recipe: Recipe) -> Recipe:
 def recorded_hidden_layers(recipe: Recipe, draft: Backbone | None) -> Sequence[int]:
     """Returns the target's layers whose hidden states have to be recorded for this draft.
 
-    There are none unless the draft is a head of the target. If ``plan`` has not completed the
-    recipe yet, it may name a draft model in the place of the head, so both count.
+    There are none unless the draft is a head of the target. A planned recipe then has a drafter
+    that needs hidden states. Before ``plan`` has put that drafter into it, the recipe may have one
+    that drafts with a second model, so the layers are returned for that too.
     """
     may_be_head = bool(
         Capability.HIDDEN_STATES in recipe.drafter.needs

@@ -63,10 +63,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Stream(Iterator[Round]):
     """Yields rounds as they happen. After the last one ``results`` has one entry per request.
 
-    ``on_phase`` is called as "costs" (timing forwards, where that was not done before), "vision",
-    "prefill", "guide" (choosing what the draft sees, and the draft's own prefill) and "decode"
-    begin. With ``keep`` the caches stay in ``batch`` afterwards, so that a later turn can continue
-    from them.
+    ``on_phase`` is called with the name of each phase as the phase begins: "costs" (timing
+    forwards, where that was not done before), "vision", "prefill", "guide" (choosing what the draft
+    sees, and the draft's own prefill) and "decode". With ``keep`` the caches stay in ``batch``
+    afterwards, so that a later turn can continue from them.
     """
 
     def __init__(

@@ -234,10 +234,11 @@ class Request:
             if value is not None and name not in CALL_ARGUMENTS and name not in IGNORED_ARGUMENTS
         }
         # What transformers passes on is an input of the model, such as a processor's output, if the
-        # model's forward takes it. ``inputs_embeds`` would take the place of the ids.
-        others = model_inputs.keys() - PREPARED_INPUTS
+        # model's forward takes it. Of these only ``inputs_embeds`` is refused, because it would
+        # take the place of the ids.
         forward_inputs = inspect.signature(target.model.forward).parameters.keys()
-        if unknown := sorted(others - (forward_inputs - {"inputs_embeds"})):
+        accepted_inputs = PREPARED_INPUTS | (forward_inputs - {"inputs_embeds"})
+        if unknown := sorted(model_inputs.keys() - accepted_inputs):
             if unknown[0] in checked.to_dict():
                 raise OptionError(
                     f"{unknown[0]}= is a setting that transformers prepares: give it to "
@@ -528,7 +529,8 @@ def _with_documents(inputs: Inputs, context: Any, draft_inputs: Inputs | None) -
             places = real[row].nonzero().squeeze(-1)
             if not spans and len(ids) > 1:
                 continue  # This request of a batch has no document.
-            for start, stop in [spans] if isinstance(spans[0], Integral) else spans:
+            pairs = [spans] if isinstance(spans[0], Integral) else spans
+            for start, stop in pairs:
                 if not 0 <= start < stop <= len(places):
                     raise OptionError(
                         f"context=({start}, {stop}) is not within the prompt's {len(places)} tokens"

@@ -121,7 +121,8 @@ def render_conversation(
         if full_extraction.texts != extraction.texts:
             skeleton = render(full_extraction.turns)  # It has a mark in the place of every text.
             # A difference means that adjacent texts spell a control token together.
-            if _control_tokens(processor, written) != _control_tokens(processor, skeleton):
+            tokens_written = _control_tokens_in(processor, written)
+            if tokens_written != _control_tokens_in(processor, skeleton):
                 return full_extraction, skeleton
         return extraction, written
 
@@ -137,10 +138,10 @@ def render_conversation(
 def insert_placeholders(
     name: str, processor: Any, templated: str, extraction: Extraction
 ) -> tuple[str, Placeholders | None]:
-    """Returns the templated string with a placeholder for every mark, and the texts' ids.
+    """Returns the templated string with placeholders in the place of marks, and the texts' ids.
 
-    Texts that the template wrote next to each other are encoded together. A document is encoded by
-    itself, so that its ids can be told from those of other texts.
+    Texts that the template wrote next to each other are encoded together, and have one placeholder.
+    A document is encoded by itself, so that its ids can be told from those of other texts.
     """
     if not extraction.texts:
         return templated, None
@@ -296,7 +297,7 @@ def _separate_reasoning(processor: Any, turn: Mapping[str, Any]) -> dict[str, An
     return {**turn, "content": content, REASONING: reasoning}
 
 
-def _control_tokens(processor: Any, text: str) -> tuple[list[int], list[int]]:
+def _control_tokens_in(processor: Any, text: str) -> tuple[list[int], list[int]]:
     """Returns which control tokens a text has, to compare it with another text.
 
     The first list has the ids of those that the tokenizer reads, in order. The second list has a

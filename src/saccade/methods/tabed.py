@@ -5,16 +5,17 @@ T, its text, with a newline for each video or image; C, its text, with a caption
 image; P, all of it, with its visual tokens pooled 2x2. What it drafts follows the weighted average
 of the views' laws q_i:
 
-    q(. ; w) = sum_i w_i q_i,   w fixed for a block of gamma = 5, equal for the first    (Alg. 1)
+    q(. ; w) = sum_i w_i q_i,   w fixed for a draft of gamma = 5 tokens                  (Alg. 1)
     MT*      w* = argmin of  sum_t D(p_t || q_t(. ; w)),   over all w in tenths that sum to 1
     MTCP*    w  = softmax([1/e_1, ..., 1/e_m]; tau),   e_i = sum_t D(p_t || q_t,i)     (App. B.2)
 
-t runs over the token positions verified so far, or the last h of them. The bonus token's position
-is not among them, because no view has a law there. D is the KL divergence, the total variation
-distance (TVD), or a miss: 1 where the arg-max of q is not the target's and else 0. Weights that
-miss equally often are compared by their KL, as in the published runs of MT*. Both p and q are the
-models' own laws, before any sampling rule. From round to round no laws are kept, only the sums of D
-and, with a window, D at each position in it.
+All weights are equal in the first draft. t runs over the token positions verified so far, or over
+the last h of them (a window). The bonus token's position is not among them, because no view has a
+law there. D is the KL divergence, the total variation distance (TVD), or a miss: 1 where the
+arg-max of q is not the target's and else 0. Weights that miss equally often are compared by their
+KL, as in the published runs of MT*. Both p and q are the models' own laws, before any sampling
+rule. From round to round no laws are kept, only the sums of D and, with a window, D at each
+position in it.
 
 MTCP*'s published code takes softmax(log(1/e) / tau), so w is proportional to 1/e at tau = 1. Only
 the ratios of the errors count. With the equation as printed, the weights become equal as the sums
@@ -64,7 +65,8 @@ def misses(p: LogLaw, q: LogLaw) -> Tensor:
     return (p.argmax(-1) != q.argmax(-1)).double()
 
 
-# Where there are two functions, the second decides between candidates that tie by the first.
+# Where there are two functions, the second decides between candidates that tie by the first. All
+# are smaller for a better candidate: "matches" counts the tokens that do not match.
 DISTANCES: dict[Distance, tuple[Callable[[LogLaw, LogLaw], Tensor], ...]] = {
     "kl": (kl,),
     "tvd": (tvd,),
@@ -178,11 +180,11 @@ class Inverse(Weighting):
 
     @property
     def with_default_settings(self) -> Inverse:
-        """This rule at the default temperature, which is that of the named rules.
+        """This rule at the default temperature, for finding its name, such as ``inverse``.
 
-        The name of a rule does not say its temperature, which is written apart, as in
-        ``weights=inverse/tau=0.5``. So the temperature is reset before the rule is compared with
-        the named ones.
+        The name is found by comparing the rule with those of ``PROVIDES.weights``, which all have
+        the default temperature. The temperature is no part of the name: it is written apart, as in
+        ``weights=inverse/tau=0.5``.
         """
         return replace(self, tau=1.0)
 

@@ -93,6 +93,7 @@ def _bytes_used_in_container() -> int:
         counts = {name: int(count) for name, _, count in (line.partition(" ") for line in lines)}
     except (OSError, ValueError):
         return 0
+    # "file" includes shared memory ("shmem"), which the system does not drop.
     return used - max(0, counts.get("file", 0) - counts.get("shmem", 0))
 
 
@@ -100,8 +101,8 @@ def reuse_freed_memory() -> None:
     """Makes this process reuse the memory of freed tensors of up to 31 MiB from now on.
 
     Until a block of that size has been freed once, the C library (glibc) returns each freed block
-    to the system, and every matrix product has to fetch its memory again, page by page. Blocks of
-    more than 32 MiB it always returns, so a size just below that is freed here.
+    to the system, and every matrix product has to fetch its memory again, page by page. It always
+    returns blocks of more than 32 MiB, so a size just below that is freed here.
     """
     torch.empty(31 * 2**20, dtype=torch.uint8)
 

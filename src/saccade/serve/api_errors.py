@@ -125,7 +125,7 @@ def validation_api_error(error: ValidationError, body: Any) -> ApiError:
     """Returns the response for a request that pydantic refused, which names one field to mend.
 
     ``body`` is the request's JSON, in which the error's location is looked up. It is None if the
-    JSON could not be parsed, or if pydantic refused not the JSON but an object made from it.
+    JSON could not be parsed, or if what pydantic refused was an object made from the JSON.
     """
     errors = error.errors(include_url=False, include_input=False)
     names_by_error = [
@@ -135,11 +135,11 @@ def validation_api_error(error: ValidationError, body: Any) -> ApiError:
     # sent a list with a wrong entry, these are "content is no string" and an error of the entry.
     # Only the second helps the client. It is the one that is not about the type, or else the one
     # that lies deeper in the body.
-    first, names = max(
+    chosen_error, names = max(
         zip(errors, names_by_error, strict=True),
         key=lambda pair: (pair[0]["type"] not in WRONG_TYPE_ERRORS, len(pair[1])),
     )
-    is_unknown = first["type"] == "extra_forbidden"
+    is_unknown = chosen_error["type"] == "extra_forbidden"
     field = ".".join(names)
     if is_unknown:
         return ApiError(400, f"{field} is not a field this server knows: leave it out", field)
@@ -147,7 +147,7 @@ def validation_api_error(error: ValidationError, body: Any) -> ApiError:
     if NOT_SUPPORTED & set(steps) and steps[0] not in FREE_FIELDS:
         instead = WHAT_TO_DO_INSTEAD.get(field, "leave it out")
         return ApiError(400, f"{field} is not supported by this server: {instead}", field)
-    reason = first["msg"].removeprefix("Value error, ")
+    reason = chosen_error["msg"].removeprefix("Value error, ")
     message = f"{field}: {reason[:1].lower()}{reason[1:]}" if field else reason
     return ApiError(400, message[:500], field or None)
 

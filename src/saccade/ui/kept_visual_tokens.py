@@ -103,8 +103,8 @@ def _measure_view(view: View, prefill: Prefill, prompt: Prompt) -> KeptTokens:
     return KeptTokens(view.name, shares, pruned.visual_tokens, prompt.visual_tokens, are_means)
 
 
-def kept_share(prompt: Prompt, pruned: Prompt) -> Float[Tensor, " seen"]:
-    """Returns, for each visual token, the share of heads that keep it.
+def kept_share(prompt: Prompt, pruned: Prompt) -> Float[Tensor, " visual"]:
+    """Returns, for each visual token of a prompt, the share of heads that keep it in a pruned one.
 
     The share is 0 or 1 where all heads keep the same tokens. Some views divide tokens into pages,
     and each step of the draft reads the few pages that suit it. Every token in a page then gets the
@@ -112,18 +112,22 @@ def kept_share(prompt: Prompt, pruned: Prompt) -> Float[Tensor, " seen"]:
     """
     share = torch.zeros(len(prompt))
     heads, paged = pruned.reading.heads, pruned.reading.paged
-    # ``heads`` [layer, kv_head, kept] has the rows that each head keeps. It is None where all heads
-    # keep the same. ``kept_rows`` has one entry for each head of each layer, or a single one.
-    kept_rows = [pruned.places[pruned.visual]] if heads is None else heads.flatten(0, 1)
-    for rows in kept_rows:
-        share[rows.cpu()] += 1 / len(kept_rows)
+    # Rows are numbered as in the whole prompt. ``heads`` [layer, kv_head, kept] has the rows that
+    # each head keeps. It is None where all heads keep the same rows, which are then in ``places``.
+    # ``rows_by_head`` has one entry for each head of each layer, or a single one for all.
+    if heads is None:
+        rows_by_head = [pruned.places[pruned.visual]]
+    else:
+        rows_by_head = [*heads.flatten(0, 1)]
+    for rows in rows_by_head:
+        share[rows.cpu()] += 1 / len(rows_by_head)
     if paged is not None:
         page_count = len(paged.rows)  # ``paged.rows`` is [page, row of the page].
         share[paged.rows.cpu()] = paged.pages_per_step / page_count
     return share[prompt.visual.cpu()]
 
 
-def on_grid(prompt: Prompt, values: Float[Tensor, " seen"]) -> Float[Tensor, "t h w"]:
+def on_grid(prompt: Prompt, values: Float[Tensor, " visual"]) -> Float[Tensor, "t h w"]:
     """Arranges the values of the first medium's visual tokens by time, row and column.
 
     The medium's smallest time, row and column become index 0. Cells without a token are NaN.

@@ -29,14 +29,14 @@ from saccade.core.round_estimates import (
     expected_chain,
 )
 
-ACCEPTANCE_DECAY = 0.99  # Each verdict leaves earlier ones this share of their weight.
+ACCEPTANCE_DECAY = 0.99  # Each judged token leaves earlier ones this share of their weight.
 RETRY_AFTER_ROUNDS = 8  # The first wait, in rounds without drafts, before drafting is tried again.
 MAX_RETRY_ROUNDS = 512  # The longest such wait.
 MIN_SPEEDUP = 1.03  # Nothing is drafted if the expected speedup over plain decoding is smaller.
 
-# The estimate before any verdict: one judged token, in which the draft's confidence was 0.9, counts
-# as 0.8 accepted tokens. So the acceptance rate begins at 0.8, and confidences are first multiplied
-# by 0.8/0.9.
+# The estimate before any token is judged. It is as if one token had been judged, in which the
+# draft's confidence was 0.9, and as if 0.8 tokens had been accepted. So the acceptance rate begins
+# at 0.8, and confidences are first multiplied by 0.8/0.9.
 PRIOR = Acceptance(
     accepted=FadingMean(total=0.8, weight=1.0),
     calibration=FadingMean(total=0.8, weight=0.9),

@@ -274,13 +274,14 @@ def conversation(scene: Scene, task: str, seed: int) -> tuple[Exchange, ...]:
         return tuple(_questions(scene, rng, int(rng.integers(3, 7))))
     if task == "chat":
         turn = Exchange(_pick(rng, WORDS["prompts"]["describe"]), describe(scene))
-        # Follow-ups are about the description, and the other further turns about the clip.
-        turn_count = int(rng.integers(1, 4))
+        # One or more follow-ups, which are about the description, are drawn first. Some of them may
+        # not fit the scene. Questions about the clip make up the number of further turns.
+        further_count = int(rng.integers(1, 4))
         order = rng.permutation(len(FOLLOW_UPS))
-        follow_ups = order[: int(rng.integers(1, turn_count + 1))]
+        follow_ups = order[: int(rng.integers(1, further_count + 1))]
         drawn = [FOLLOW_UPS[int(i)](scene, rng) for i in follow_ups]
         further_turns = [exchange for exchange in drawn if exchange is not None]
-        further_turns += _questions(scene, rng, turn_count - len(further_turns))
+        further_turns += _questions(scene, rng, further_count - len(further_turns))
         return (turn, *(further_turns[int(i)] for i in rng.permutation(len(further_turns))))
     prompt = _pick(rng, WORDS["prompts"][task])
     if task == "diff":

@@ -151,8 +151,8 @@ class MediaIndex:
 
         A medium is in a folder if its path ends in the folder and the name. So the folder "b" has
         ROOT/a/b/NAME, and the folder "" has every medium of the name. The name may begin with
-        folders too. Raises `MissingMediumError` where there is no medium, and `LayoutError` where
-        more than one fits equally well.
+        folders too. Raises `MissingMediumError` where there is no medium. Raises `LayoutError`
+        where more than one fits equally well, and for a name that cannot be looked up.
         """
         parts = PurePosixPath(name).parts if is_safe_name(name) else ()
         if not parts:

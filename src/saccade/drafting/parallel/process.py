@@ -256,7 +256,8 @@ class Lending:
         """
         self._worker = worker
         self._give_back = take_back if give_back is None else give_back
-        self._finalizer = weakref.finalize(self, self._give_back, worker, 0.0)
+        patience = 0.0  # A finalizer does not wait until the worker is idle.
+        self._finalizer = weakref.finalize(self, self._give_back, worker, patience)
         self._finalizer.atexit = False  # ``_end_all`` ends the worker when the interpreter ends.
 
     @property

@@ -56,12 +56,11 @@ class BlockVisibility:
 
     def segment(self, cache: Cache, start: int, stop: int) -> Segment:
         """Returns the rows ``start:stop`` of a forward as a block after all that is in a cache."""
-        # The rows are passed as committed, although none of them stays in the cache, which
-        # ``draft_blocks`` never advances. The reason is how a window measures the distance of two
-        # rows. For committed rows it is the difference of their places in the text, which is right
-        # here, because the rows of a block follow each other in the text. For other rows it is
-        # counted along the path of a tree. Without a window it makes no difference whether rows are
-        # committed.
+        # ``committed_rows`` decides how a window measures the distance of two rows: by their places
+        # in the text if they are committed, and else along the path of a tree. The rows of a block
+        # follow each other in the text, so they are passed as committed. They are not kept all the
+        # same, because ``draft_blocks`` never advances the cache. Without a window no distance is
+        # measured, so ``committed_rows`` makes no difference.
         rows = stop - start
         at = cache.length
         if self.is_causal:
@@ -225,7 +224,8 @@ class BlockModule(nn.Module):
         shape = (1, len(projected), -1, attention.head_dim)
         keys = attention.k_norm(attention.k_proj(projected).view(shape)).transpose(1, 2)
         values = attention.v_proj(projected).view(shape).transpose(1, 2)
-        # The function rotates queries and keys. There are no queries here, so the keys are both.
+        # The function rotates queries and keys together. There are no queries here, so it gets the
+        # keys twice.
         _, keys = modeling_qwen3.apply_rotary_pos_emb(keys, keys, *rotation)
         return keys[0], values[0]
 
@@ -283,7 +283,7 @@ class BlockHead(Head):
         target_hidden: Sequence[Float[Tensor, "row layers_dim"]],
         positions: Sequence[Int[Tensor, "axes row"]],
     ) -> None:
-        """Appends the keys of rows of the text to the caches of several requests.
+        """Appends the keys and values of rows of the text to the caches of several requests.
 
         Args:
             caches: of the requests.
@@ -298,8 +298,8 @@ class BlockHead(Head):
         for layer in range(self.layer_count):
             keys, values = self.module.make_keys(layer, projected, rotation)
             parts = zip(caches, keys.split(counts, 1), values.split(counts, 1), strict=True)
-            for cache, own_keys, own_values in parts:
-                cache.write(layer, cache.length, own_keys, own_values)
+            for cache, cache_keys, cache_values in parts:
+                cache.write(layer, cache.length, cache_keys, cache_values)
         for cache, count in zip(caches, counts, strict=True):
             cache.advance(count)
 

@@ -5,8 +5,8 @@ and the many rows of a prompt with the originals. For each rounding and kind of 
 or more products, ours or torch's:
 
     int8, int4  on a CPU. Each output has one scale for every ``CODE_BLOCK`` inputs. In torch's int8
-                product alone it has one scale for all inputs. Our products round the rows, which
-                the weights are multiplied with, to bytes as well.
+                product alone it has one scale for all inputs. Our products also round the rows
+                (the activations) to bytes.
     fp8         on a GPU that multiplies FP8 (e4m3). Each output has one scale. The rows are rounded
                 to FP8 too, with one scale for each row.
 
@@ -165,7 +165,7 @@ class CodedPanels(NamedTuple):
     """
 
     numbers: UInt8[Tensor, "panel block byte"]
-    out: int
+    out: int  # How many results a row has; for a gated weight, half of its outputs.
     bits: int
     gated: bool
 
@@ -177,14 +177,17 @@ class CodedPanels(NamedTuple):
         multiplies the second half. A panel then has some outputs of the first half, and those at
         the same places in the second half.
         """
-        codes = Codes.of(weight, rounding)
-        parts = 2 if gated else 1
-        outputs_per_part = OUTPUTS_PER_CODED_PANEL // parts
-        panels = [
-            torch.cat([_in_panels(part, outputs_per_part) for part in numbers.chunk(parts)], 1)
-            for numbers in (codes.codes, codes.scales)
-        ]
-        code_panels, scales = panels
+        rounded = Codes.of(weight, rounding)
+        part_count = 2 if gated else 1
+        outputs_per_part = OUTPUTS_PER_CODED_PANEL // part_count
+
+        def cut(rows: Tensor) -> Tensor:
+            """Returns rows [output, width], one for each output, as [panel, output, width]."""
+            parts = [_in_panels(part, outputs_per_part) for part in rows.chunk(part_count)]
+            return torch.cat(parts, 1)
+
+        code_panels = cut(rounded.codes)
+        scales = cut(rounded.scales)  # [panel, output, block]
         count = len(code_panels)
         blocks = scales.shape[2]
         # From [panel, output, block, quad, input of the quad] to [panel, block, quad, output, input
@@ -198,7 +201,7 @@ class CodedPanels(NamedTuple):
             quads = low | (high << 4)
         scale_bytes = scales.transpose(1, 2).contiguous().view(torch.uint8)
         numbers = torch.cat([scale_bytes, quads.reshape(count, blocks, -1)], 2)
-        return cls(numbers, len(weight) // parts, rounding.bits, gated)
+        return cls(numbers, len(weight) // part_count, rounding.bits, gated)
 
 
 def _in_panels(numbers: Tensor, panel_outputs: int) -> Tensor:
@@ -299,8 +302,8 @@ class FewBitProduct:
     prepare: Callable[[Tensor, bool], Any]
     """(weight, whether its first half gates the second) -> prepared weights."""
     multiply: Callable[[Tensor, Any, Tensor | None], Tensor]
-    """(x, prepared weights, base) -> base + x W^T, or the gated product where it ``gates``. A base
-    of None adds nothing."""
+    """(x, prepared weights, base) -> base + x W^T. If the weights were prepared as gated and the
+    product ``gates``, it returns silu(gate) times the other half. A base of None adds nothing."""
     gates: bool = False
     """Whether ``multiply`` applies the silu gate itself. Otherwise its caller does."""
     output_multiple: int = 1
@@ -342,8 +345,9 @@ def _is_correct(product: FewBitProduct) -> bool:
     weight = numbers[: 64 * 64].view(64, 64)
     x = numbers[64 * 64 :].view(3, 64)
     exact = x @ product.rounded(weight).t()
+    gated = False
     try:
-        computed = product.multiply(x, product.prepare(weight, False), None)
+        computed = product.multiply(x, product.prepare(weight, gated), None)
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
     return bool((computed - exact).abs().max() < MAX_DIFFERENCE * exact.abs().max())

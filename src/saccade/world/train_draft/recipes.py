@@ -177,7 +177,11 @@ RECIPES = {
 
 
 def select_recipe(name: str, phases: str | None = None) -> DraftRecipe:
-    """Returns a recipe by its name, or only those of its phases that ``phases`` names."""
+    """Returns a recipe by its name. ``phases`` are the names of the phases that it keeps, separated
+    by commas; None keeps all.
+
+    Raises OptionError for an unknown recipe or phase.
+    """
     if name not in RECIPES:
         raise OptionError(f"unknown recipe {name!r}; recipes: {', '.join(RECIPES)}")
     recipe = RECIPES[name]
