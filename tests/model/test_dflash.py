@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -160,3 +161,15 @@ def test_an_embedding_for_the_mask_alone_is_read(tmp_path):
     head: Any = head_checkpoints.load_head(str(draft), target)
     rows = head._embed_block(torch.tensor([[7, heads.DFLASH_MASK]]))[0]
     assert torch.equal(rows[1], own) and torch.equal(rows[0], target.embed([7])[0])
+
+
+def test_a_cap_bends_only_logits_of_ids_that_the_head_knows():
+    """Claim: a head that bounds its logits, and has a vocabulary of its own, gives no probability
+    to ids that it does not know. Fails if their -inf is bent too."""
+    head = head_of(llama(0), "dflash of speculators")
+    head.settings = replace(head.settings, logit_cap=2.0)
+    logits = head.logits(10 * torch.randn(3, head.target.config.hidden_size))
+    known = torch.zeros(logits.shape[1], dtype=torch.bool)
+    known[head.module.target_ids] = True
+    assert not known.all() and (logits[:, ~known] == float("-inf")).all()
+    assert logits[:, known].abs().max() <= 2 and logits[:, known].abs().max() > 1

@@ -364,15 +364,14 @@ class BlockHead(Head):
     def logits(self, hidden: Hidden) -> Float[Tensor, "rows vocab"]:
         """Returns logits over the target's vocabulary of rows of blocks."""
         module, settings = self.module, self.settings
-        if module.lm_head is None:
-            logits = self.target.logits(hidden)
-        else:
-            draft_logits = module.lm_head(hidden)
-            logits = spread_logits(draft_logits, module.target_ids, module.target_vocab)
-        logits = logits * settings.logit_scale
+        own_logits = self.target.logits if module.lm_head is None else module.lm_head
+        logits = own_logits(hidden) * settings.logit_scale
         if settings.logit_cap:
             logits = torch.tanh(logits / settings.logit_cap) * settings.logit_cap
-        return logits
+        if module.lm_head is None:
+            return logits
+        # Ids that the head does not know get their -inf after the cap, which would make it finite.
+        return spread_logits(logits, module.target_ids, module.target_vocab)
 
 
 def make_dflash_head(
