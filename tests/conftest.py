@@ -237,6 +237,21 @@ def _shared_models_stay_as_they_are() -> Iterator[None]:
     assert not changed, "a test of this module changed a shared model: use backbone_of_copy there"
 
 
+@pytest.fixture(scope="module")
+def unlimited_drafts() -> Iterator[None]:
+    """Drafts are as long as if answers had no length limit. Drafts of the papers know of none, and
+    a test that compares every round with a paper meets the limit in the last rounds."""
+    from saccade.core import generation_settings
+    from saccade.core.sampling import Sampling
+
+    def without_limit(*, max_tokens: int, **fields: Any) -> Sampling:
+        return Sampling(**fields)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generation_settings, "Sampling", without_limit)
+        yield
+
+
 @pytest.fixture
 def unchecked() -> Iterator[None]:
     """Shapes and types unchecked also in ``make typed``: for tests that run thousands of rounds."""

@@ -14,6 +14,8 @@ from saccade.core.errors import OptionError
 from saccade.core.result import Result
 from saccade.methods import resolve
 
+pytestmark = pytest.mark.usefixtures("unlimited_drafts")
+
 
 def ran(method: str, acceptance: ImposedAcceptance, count: int = 240) -> Result:
     return saccade.run(

@@ -38,6 +38,8 @@ from saccade.engine.generate import stream
 from saccade.methods import resolve
 from saccade.model.session import Session
 
+pytestmark = pytest.mark.usefixtures("unlimited_drafts")
+
 # -- starting early ----------------------------------------------------------------------------
 
 TARGET, NOISE = qwen25, 0.05

@@ -47,6 +47,8 @@ from saccade.drafting.drafters import drive
 from saccade.drafting.schedule import serial
 from saccade.methods import choices, resolve, sage
 
+pytestmark = pytest.mark.usefixtures("unlimited_drafts")
+
 D_MIN, D_MAX, W_MIN, W_MAX, K, NODES = 3, 8, 2, 10, 10, 64
 WINDOW, LOWER, UPPER = 10, 2, 3
 FIG9 = {

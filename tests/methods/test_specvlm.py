@@ -42,6 +42,8 @@ from saccade.core.tree import Tree
 from saccade.methods import resolve
 from saccade.methods.specvlm import TwoStage
 
+pytestmark = pytest.mark.usefixtures("unlimited_drafts")
+
 FIG9 = [
     tuple(map(int, ranks))
     for ranks in (

@@ -56,6 +56,8 @@ from saccade.drafting.shapes.policies import Chain
 from saccade.methods import choices, resolve
 from saccade.model.session import Session
 
+pytestmark = pytest.mark.usefixtures("unlimited_drafts")
+
 TOTAL, GAMMA, SINKS = 1024, 9, 4
 CASES = {
     "qwen2_vl": (qwen2, lambda: no_seconds(video_input(grid=(3, 8, 8)))),

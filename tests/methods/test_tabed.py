@@ -45,6 +45,8 @@ from saccade.drafting.views.basic import FULL, Several, TextView, replace_media
 from saccade.methods import resolve
 from saccade.methods.tabed import Equal, Grid, Inverse
 
+pytestmark = pytest.mark.usefixtures("unlimited_drafts")
+
 # -- every round of real runs ----------------------------------------------------------------------
 
 RUNS = [
