@@ -201,8 +201,8 @@ class RequestBatch:
         phase("vision")
         clock = Clock(target.device)
         # The drafter gets the inputs before the target encodes them. A draft in a process of its
-        # own may begin with them now. Another draft may now record what the target's vision tower
-        # returns.
+        # own may begin to read them now. A draft in this process that has the same vision tower as
+        # the target may record what that tower returns, instead of running it again.
         drafter.parallel_work.encode(request.draft_inputs or request.inputs)
         shared_rows = self._encode_prompts()
         spent["vision"] = clock.elapsed()
@@ -518,15 +518,18 @@ class RequestBatch:
         # Where a view has nothing to drop, a draft can still gain by rounded weights.
         has_rounded_weights = self.draft is not None and self.draft.is_rounded_copy_of(self.target)
         prunes_nothing = drafts_from_target_keys and not sees_all_keys and not visual_tokens
+        # ``drafts`` is False also for a recipe whose drafter only copies repeated text.
         gave_drafting_up = self.requested_recipe.drafts and not drafts
         reason = NO_DRAFT_MODEL if self.draft is None else DRAFT_DOES_NOT_PAY
         has_copies = Capability.COPIES in self.recipe.shape.offers
+        # The draft's rules leave out the logits processors that may remember earlier calls.
+        draft_ignores_processors = drafts and self.rules[number] != self._draft_rules[number]
         warnings = {
             f"{reason}, so {PLAIN_ANSWER}": gave_drafting_up and not has_copies,
             f"{reason}, so {PLAIN_ANSWER}, {BUT_FOR_COPIES}": gave_drafting_up and has_copies,
             NOTHING_TO_PRUNE: drafts and prunes_nothing and not has_rounded_weights,
             TRAINED_POSITIONS: self.prompts[number].media.has_trained_positions,
-            TARGET_ALONE: drafts and self.rules[number] != self._draft_rules[number],
+            TARGET_ALONE: draft_ignores_processors,
             SHARED_GPU: self._shares_a_gpu(),
             DRAFT_RESTARTED: drafts and self._restarted_draft,
             SLOW_EXACT: self.exact and self.target.device.type == "cuda",

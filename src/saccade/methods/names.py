@@ -188,10 +188,10 @@ class KeepSetting(CommonSetting):
 class WeightsSetting(Setting):
     """The rule by which an ensemble weighs its views.
 
-    Such a rule may have fields that other axes set: ``tau`` is the temperature of the rule
-    ``inverse``, which is called ``inverse`` at every temperature. To find a rule's name, the rule
-    is compared with the named rules (``_spell_weights``), whose fields of this kind have their
-    defaults. So :meth:`read` returns the ensemble's rule with the defaults in these fields.
+    A rule is called by the name of the registered rule that it equals (``_spell_weights``). Fields
+    that have an axis of their own are left out of this comparison: the axis ``tau`` sets the
+    temperature of the rule ``inverse``, which has this name at every temperature. For this,
+    :meth:`read` returns the ensemble's rule with default values in these fields.
     """
 
     def read(self, owner: Ensemble) -> Weighting:

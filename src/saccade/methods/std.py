@@ -106,8 +106,8 @@ class PerHead(Budgeted):
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         assert prefill.mass is not None, "the view asked for the text's attention"
-        # ``chosen`` counts visual tokens alone. ``prompt.places`` has each row's place in the whole
-        # prompt, so the rows below are places in that.
+        # ``chosen`` numbers the visual tokens alone, from 0 on. ``prompt.places`` turns these
+        # numbers, and the rows of text, into places in the whole prompt.
         chosen = largest_places(prefill.mass, self.budget(prompt))  # [layer, kv_head, kept]
         visual = prompt.places[prompt.visual][chosen]
         text = prompt.places[~prompt.visual].expand(*visual.shape[:2], -1)

@@ -243,7 +243,8 @@ class FusedDecoder:
             deepstack: what Qwen3-VL adds to visual tokens: (mask of the visual tokens, [layer,
                 visual token, dim]). The i-th entry is added to the output of layer i.
             only_last_token: return the last token's hidden state alone. The last layer then
-                computes only queries, keys and values for the other tokens.
+                computes only queries, keys and values for the other tokens. This is ignored where
+                ``few_rows`` is given.
             few_rows: attends instead of ``step``. It also norms and rotates queries and keys.
             write_hidden: called as (number, hidden states). The number is n for the input of layer
                 n, the number of layers for the input of the last norm, and ``AFTER_NORM`` for the

@@ -81,8 +81,10 @@ def _refuse_changed_inputs(target: Backbone) -> None:
         # The modules around the decoder are called by keyword, and torch gives keyword arguments
         # only to hooks that were registered with ``with_kwargs``. No other hook can change them.
         with_keywords = vars(module)["_forward_pre_hooks_with_kwargs"]
-        hooks = [key for key in vars(module)["_forward_pre_hooks"] if key in with_keywords]
-        if hooks and foreign_hooks(module):
+        pre_hooks = vars(module)["_forward_pre_hooks"]
+        may_change_inputs = any(key in with_keywords for key in pre_hooks)
+        # A module that has only hooks of torch, transformers and Saccade is not refused.
+        if may_change_inputs and foreign_hooks(module):
             raise ModelError(
                 f"a forward pre-hook on {type(module).__name__} may change what the model reads at "
                 "every step, which Saccade does not follow: remove it, hook the decoder's layers "

@@ -69,7 +69,8 @@ class DeltaRows:
     decay: PerRow
 
     def by_request(self, requests: int) -> DeltaRows:
-        """Returns the rows with an axis of requests first. All requests have equally many rows."""
+        """Returns the rows with an axis of requests first, for rows [head, row, ...] of several
+        requests one after the other. All requests have equally many rows."""
 
         def cut(each: Tensor) -> Tensor:
             return each.unflatten(1, (requests, -1)).transpose(0, 1)
@@ -77,6 +78,7 @@ class DeltaRows:
         return DeltaRows(cut(self.q), cut(self.k), cut(self.v), cut(self.beta), cut(self.decay))
 
     def rows(self, chosen: slice) -> DeltaRows:
+        """Returns some of the rows, which are [head, row, ...] without a batch axis."""
         return DeltaRows(
             self.q[:, chosen],
             self.k[:, chosen],
@@ -190,8 +192,9 @@ def score_tree(
 def read_text(rows: DeltaRows, memory: Memory) -> tuple[Values, Memory]:
     """Reads a memory for rows of text, one after the other, and returns the memory after them.
 
-    Rows are taken :data:`CHUNK` at a time: all chunks' triangular systems are solved together, and
-    the memory passes through the chunks in turn.
+    The rows are [head, row, ...] without a batch axis. They are taken :data:`CHUNK` at a time: all
+    chunks' triangular systems are solved together, and the memory passes through the chunks in
+    turn.
     """
     count = rows.q.shape[1]
     if count == 1:
@@ -753,11 +756,15 @@ class MixerRows(Protocol):
 
 
 class RowsBySegment:
-    """The rows of a forward, computed one request after the other."""
+    """The rows of a forward, computed one segment after the other.
+
+    A segment is the rows of one request.
+    """
 
     def __init__(self, segments: Sequence[StateRows]) -> None:
         self._segments = segments
-        # For each segment, the updates of its earlier nodes in the layer that is computed.
+        # For each segment, the updates of the tree's nodes that earlier forwards have scored, in
+        # the layer that is being computed.
         self._earlier: list[Updates | None] = []
 
     def convolve(
@@ -766,49 +773,49 @@ class RowsBySegment:
         mixed: list[Tensor] = []
         past = mixer.past
         self._earlier = []
-        for rows in self._segments:
-            segment_inputs = inputs[rows.start : rows.stop]
-            state = rows.states.states[layer]
+        for segment in self._segments:
+            segment_inputs = inputs[segment.start : segment.stop]
+            state = segment.states.states[layer]
             # Rows of text come first, and leave the state at the root of the tree.
-            if rows.committed_rows:
+            if segment.committed_rows:
                 text = torch.cat(
-                    [state.window.to(segment_inputs), segment_inputs[: rows.committed_rows]]
+                    [state.window.to(segment_inputs), segment_inputs[: segment.committed_rows]]
                 )
                 mixed.append(convolve_text(text, mixer.conv))
                 state = replace(state, window=text[len(text) - past :])
-                rows.states.store_committed(layer, state)
+                segment.states.store_committed(layer, state)
             # The nodes of a tree read the inputs of their own paths (``StateRows.taps``).
-            drafted = segment_inputs[rows.committed_rows :]
-            earlier = rows.states.earlier(layer, rows.scored_nodes)
+            drafted = segment_inputs[segment.committed_rows :]
+            earlier = segment.states.earlier(layer, segment.scored_nodes)
             self._earlier.append(earlier)
             if not len(drafted):
                 continue
             tree = drafted if earlier is None else torch.cat([earlier.inputs, drafted])
-            rows.states.put(layer, Updates(tree))
+            segment.states.put(layer, Updates(tree))
             known = torch.cat([state.window.to(segment_inputs), tree])
-            mixed.append(convolve_taps(known[rows.taps(past)].transpose(1, 2), mixer.conv))
+            mixed.append(convolve_taps(known[segment.taps(past)].transpose(1, 2), mixer.conv))
         return mixer.activate(torch.cat(mixed))
 
     def read(self, delta: DeltaRows, layer: int) -> Values:
         reads = []
-        for rows, earlier in zip(self._segments, self._earlier, strict=True):
-            text = slice(rows.start, rows.start + rows.committed_rows)
-            state = rows.states.base(layer)
+        for segment, earlier in zip(self._segments, self._earlier, strict=True):
+            text = slice(segment.start, segment.start + segment.committed_rows)
+            state = segment.states.base(layer)
             assert state.memory is not None
-            if rows.committed_rows:
+            if segment.committed_rows:
                 read, memory = read_text(delta.rows(text), state.memory)
                 reads.append(read)
                 state = replace(state, memory=memory)
-                rows.states.store_committed(layer, state)
-            drafted = slice(text.stop, rows.stop)
+                segment.states.store_committed(layer, state)
+            drafted = slice(text.stop, segment.stop)
             if drafted.start < drafted.stop:
                 assert state.memory is not None
                 nodes = delta.rows(drafted)
                 before = no_writes(nodes) if earlier is None else earlier.writes
                 assert before is not None
-                read, writes = score_tree(nodes, state.memory, before, rows.ancestors_on_device)
+                read, writes = score_tree(nodes, state.memory, before, segment.ancestors_on_device)
                 reads.append(read)
-                rows.states.put_writes(layer, writes)
+                segment.states.put_writes(layer, writes)
         return torch.cat(reads, 1)
 
 

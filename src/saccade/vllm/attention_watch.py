@@ -94,9 +94,10 @@ class AttentionWatch:
     def record(self, number: int, impl: Any, query: Tensor, key: Tensor, metadata: Any) -> None:
         """Records what the rows of prompts with media attend to in one layer, in one step.
 
-        ``number`` is the layer's among the watched ones, and ``impl`` is vLLM's object that
-        attends there. ``query`` and ``key`` are [token, head, head_dim], of all requests one after
-        another. ``metadata`` is vLLM's about this step, and says where each request's rows begin.
+        ``number`` is the layer's place among the watched layers, and ``impl`` is vLLM's object
+        that attends in this layer. ``query`` and ``key`` are [token, head, head_dim], of all
+        requests one after another. ``metadata`` is what vLLM tells attention about this step, such
+        as where each request's rows begin.
         """
         batch = self.runner.input_batch
         starts = metadata.query_start_loc.tolist()

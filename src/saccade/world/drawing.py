@@ -87,15 +87,15 @@ def sprite(shape: str, radius: float) -> Sprite:
     elif shape == "ring":
         inside = (distance <= 1) & (distance >= 0.55)
     elif shape == "star":
-        # All points of the star are folded onto one half of one point: from its tip (angle 0,
-        # radius 1.1) to the next notch (angle pi / 5, radius 0.48).
+        # The star has five arms. All sampled points are folded onto one half of one arm: from its
+        # tip (angle 0, radius 1.1) to the next notch (angle pi / 5, radius 0.48).
         fold = np.pi / 5
         angle = abs((np.arctan2(x, -y) + fold) % (2 * fold) - fold)
         u = distance * np.cos(angle)
         v = distance * np.sin(angle)
         notch_u = 0.48 * np.cos(fold)
         notch_v = 0.48 * np.sin(fold)
-        # A place is inside if it lies on the centre's side of the line from the tip to the notch.
+        # A point is inside if it lies on the centre's side of the line from the tip to the notch.
         inside = (u - 1.1) * notch_v - v * (notch_u - 1.1) <= 0
         cue = inside & (distance <= 0.26)
     else:

@@ -109,9 +109,9 @@ class BlockSession(HeadSession):
         # A block is out of date when its text has changed, which sets ``root_logits`` to None.
         outdated = [each for each in requests if each.root_logits is None]
         if outdated:
-            # The rows of the text are numbered from 0, and ``row_count`` of them have keys or were
-            # left out by the view. By now these are all but the last committed token's row, so
-            # ``row_count`` is the number of that row. The block begins there.
+            # ``row_count`` counts the rows of the text that have keys or were left out by the view.
+            # By now these are all rows but that of the last committed token, where the block
+            # begins. Rows are numbered from 0, so ``row_count`` is the number of that row.
             block_offsets = torch.arange(head.settings.size, device=head.device)
             logits = head.draft_blocks(
                 [each.cache for each in outdated],

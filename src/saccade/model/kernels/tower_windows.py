@@ -1,10 +1,10 @@
 """Attention of vision and audio towers over all their windows in one call, on GPUs.
 
-The towers of Qwen, GLM and VideoLLaMA look at windows or frames that do not see each other. In its
-own SDPA path, transformers calls attention once for each window in each layer. A window of
-Qwen2.5-VL is 16 visual tokens and 28 of its layers have windows, so a video takes 1.75 calls for
-each of its visual tokens. Flash attention over sequences of any lengths does all of a layer's
-windows in one call. transformers passes the borders of the windows (``cu_seq_lens_q``) to attention
+The towers of Qwen, GLM and VideoLLaMA look at windows or frames that do not see each other. With
+SDPA, transformers calls attention once for each window in each layer. In the tower of Qwen2.5-VL a
+window is 16 visual tokens, and 28 layers have windows. So there are 28 / 16 = 1.75 calls for each
+visual token of a video. Flash attention over sequences of any lengths does all of a layer's windows
+in one call. transformers passes the borders of the windows (``cu_seq_lens_q``) to attention
 functions whose name contains "flash", in every version that we support. Ours is such a function,
 over torch's own kernel.
 """
