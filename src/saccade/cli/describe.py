@@ -178,7 +178,9 @@ def print_answer(target: Loaded, start: Callable[..., Stream], detail: OutputDet
         for round in chain([first], rounds):
             write(coloured.styled_text(round.to_record()))
         (result,) = rounds.results
-    finally:  # After Ctrl-C too, the text is completed and the shell's prompt is on its own line.
+    finally:
+        # The decoder withholds text that later tokens might have changed. It is written now, even
+        # after Ctrl-C, and the line end keeps the shell's prompt off the answer's last line.
         write(coloured.rest(None if result is None else result.text) + "\n")
     if result.finish_reason == "error":
         raise ModelError(INVALID_LOGITS_MESSAGE)

@@ -37,10 +37,10 @@ class Capability(Enum):
     READS_VIEW = "a drafter that reads what the view keeps", "drafter=model"
     # A drafter with STARTS_FROM_TARGET_KEYS does not prefill: it starts from the target's own keys
     # of the prompt. No part needs this capability. Where a drafter offers it, the target's layers
-    # with a sliding window must keep the keys that the window has passed. A drafter with
-    # TARGET_KEYS also serves views that choose other keys for each key head, or choose again during
-    # the answer.
+    # with a sliding window must keep the keys that the window has passed.
     STARTS_FROM_TARGET_KEYS = "the target itself as the drafter", "drafter=self"
+    # A view needs TARGET_KEYS if it chooses different keys for different key heads, or chooses
+    # again during the answer.
     TARGET_KEYS = (
         "a drafter that picks among the target's own keys",
         "drafter=self",

@@ -100,11 +100,16 @@ class CaptionSettings(ModelsAndMethod):
 def read_jobs(manifest: Path, question: str) -> list[ClipJob]:
     """Returns the jobs of a manifest, in its order.
 
-    A manifest is a folder (every video below it), a ``.jsonl`` or ``.csv`` file with ``video``,
-    ``document`` (a file of long text) or both and perhaps ``id`` and ``prompt``, or a text file
-    with a path a line. A line that begins with # is a comment. A relative path is looked for beside
-    the manifest first. Raises OptionError, with the line, where the manifest cannot be read or an
-    id comes twice.
+    A manifest is one of these:
+
+    * a folder: every video below it is a job;
+    * a ``.jsonl`` or ``.csv`` file. An entry has ``video``, ``document`` (a file of long text) or
+      both, and may have ``id`` and ``prompt``;
+    * a text file with the path of a video on each line.
+
+    A line that begins with # is a comment. A relative path is looked for beside the manifest (in it
+    if it is a folder), and then in the working folder. Raises OptionError, with the line, where the
+    manifest cannot be read or an id comes twice.
     """
     if manifest.is_dir():
         videos = sorted(
@@ -183,8 +188,8 @@ def _csv_entries(manifest: Path) -> Entries:
     row_begins = True  # whether the next line begins a row
 
     def lines_of_rows() -> Iterator[str]:
-        """Yields the lines without comments and blank lines. Inside a quoted cell, a line that
-        looks like either belongs to the cell and is kept."""
+        """Yields the lines, except comments and blank lines between rows. A line inside a quoted
+        cell is always kept, even if it is blank or begins with #."""
         nonlocal number, row_begins
         for line in io.StringIO(text):
             number += 1

@@ -58,9 +58,10 @@ class TextMaker:
     def replacement_texts(
         self, view: View, inputs: Inputs, captions: Captions | None = None
     ) -> list[dict[str, Texts]]:
-        """Returns each request's ``Prefill.replacement_texts``, only those that the view reads.
+        """Returns each request's ``Prefill.replacement_texts``, only those that the view reads: the
+        ids of a newline, the ids of captions, or none.
 
-        If ``captions`` is None, they are made now where the view reads captions.
+        If the view reads captions and ``captions`` is None, the captioner makes them now.
         """
         requests = int(inputs["input_ids"].shape[0])
         texts: list[dict[str, Texts]] = [{} for _ in range(requests)]

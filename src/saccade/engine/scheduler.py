@@ -5,9 +5,10 @@ other request. A step of the scheduler does this:
 
 1. It reads waiting prompts in chunks of 2,048 tokens. A step reads about as many chunks as a
    request gets tokens in a round on average: three chunks where a round gives each request three
-   tokens. So drafts of many tokens do not hold up the first tokens of requests that wait. The
-   chunks may come from one long prompt or from several short ones. The last chunk of a prompt
-   gives the request's first token.
+   tokens. So about one chunk is read for each token that a request gets, and rounds that give
+   many tokens do not hold up the first tokens of requests that wait. The chunks may come from one
+   long prompt or from several short ones. The last chunk of a prompt gives the request's first
+   token.
 2. It lets the drafts read the prompts whose first token has been emitted, so that no first token
    waits for drafting.
 3. It runs a round of the requests that decode, in one forward of the target that they share. Where
@@ -66,9 +67,9 @@ class _Entry:
     # Each ``next`` reads one more piece of the prompt. It returns the request's opening round after
     # the target's last piece, and None after the pieces before it.
     unread_pieces: Iterator[Round | None]
-    # Decoding uses one of these two. Where requests share the target's forwards, it is the group:
-    # this request with its drafter and what that has learnt. Where each request has forwards of its
-    # own, it is the rounds.
+    # Decoding uses only one of these two: the group where requests share the target's forwards, and
+    # the rounds where each request has forwards of its own. The group has this request alone, with
+    # its drafter and what the drafter has learnt. Each ``next`` of ``rounds`` runs one round.
     group: Group
     rounds: Iterator[Round]
     reading_seconds: float = 0.0  # spent on its prompt so far
@@ -176,9 +177,12 @@ class Scheduler:
 
         It is a generator, so that the caller gets a first token before the round runs.
         """
+        # The scope is entered anew for the work on each event, and left before the caller gets it.
         yield from each_within(self._step_scope, self._advance())
 
     def _step_scope(self) -> AbstractContextManager[None]:
+        """Returns a scope that may reduce PyTorch's number of threads, where other programs keep
+        cores busy. Tensors that name no device are made on the CPU in it."""
         return step_scope(self._target, self._recipe, self._exact)
 
     def _advance(self) -> Iterator[Event]:

@@ -124,8 +124,8 @@ class DistinctTree(SampledTree):
     def next_law(self, law: Tensor, token: int) -> Law | None:
         remaining_law = law.index_fill(0, torch.tensor(token, device=law.device), 0.0)
         # Whether there is another sibling must not depend on which token was drawn: a drawn token
-        # stands (see ``Tree``). The sum of ``remaining_law`` may underflow to 0 for one token and
-        # not for another, so the tokens that ``law`` gives a probability above zero are counted.
+        # stands (see ``Tree``). The number of tokens that ``law`` gives a probability above zero is
+        # the same whichever of them was drawn.
         has_other_token = int(law.count_nonzero()) > 1
         return remaining_law / remaining_law.sum() if has_other_token else None
 

@@ -86,8 +86,9 @@ def can_be_captured(backbone: Backbone) -> bool:
 
     All its modules must be the library's, unchanged, on one device.
     """
-    # A model that is stopped after its first layers may have no layer with keys among them. It can
-    # be captured all the same if the whole model, whose pool it uses, has such layers.
+    # If this is only the first layers of a model (``Backbone.first_layers``), perhaps none of them
+    # has keys. They can be captured all the same if the whole model, whose pool they use, has
+    # layers with keys.
     full = backbone.full_backbone or backbone
     is_hybrid = bool(backbone.mixers) and bool(full.key_layer_count)
     is_split = backbone.shares.count > 1  # Over several processes.
@@ -565,6 +566,7 @@ class RecurrentGraphs(CudaGraphs):
             if earlier:
                 nodes = probe.earlier_rows(size, self._backbone.embedding_count)
                 stack.enter_context(restore_keys(nodes.segments))
+                # An ordinary forward puts the earlier nodes' keys and updates into the caches.
                 probe.ordinary(nodes)
             super()._capture_one(kind, size, probe)
 
@@ -573,8 +575,9 @@ class RecurrentGraphs(CudaGraphs):
 class RecurrentProbe(Probe):
     """What a new size is tried with, to compare it with an ordinary forward.
 
-    For each request it has either a committed row and nodes after it, or nodes after ``earlier``
-    nodes, which an ordinary forward has scored before.
+    In sizes without room for earlier nodes, each request has a committed row and new nodes after
+    it. In sizes with room, it has new nodes alone. They follow ``earlier`` nodes, which an ordinary
+    forward has to score first (:meth:`earlier_rows`).
     """
 
     earlier: int  # 0 for sizes without room for earlier nodes.
@@ -613,9 +616,11 @@ class RecurrentProbe(Probe):
         return Rows(segments, ids, positions, [*rows])
 
     def _start(self, cache: Cache, size: Size) -> int:
-        """Returns the first row of a cache that the trial writes: the one after its tokens, or an
-        earlier one if there is no room for all rows of the trial, in the cache or among the keys
-        that the size reads."""
+        """Returns the first row of a cache that the trial writes.
+
+        It is the row after the tokens in the cache. If not all rows of the trial fit after these,
+        in the cache or among the keys that the size reads, it is an earlier row.
+        """
         room = min(cache.capacity, size.keys)
         return max(0, min(cache.length, room - size.rows - self.earlier))
 

@@ -518,7 +518,8 @@ def _read_clip(request: Mapping[str, Any], payloads: Sequence[bytes]) -> Clip:
         return read_frames(payloads, request["fps"], limits)
     if request["task"] == "read_image":
         image = read_image(sources[0], limits)
-        # The parent uses the frame alone, but refuses a clip without a duration and rates above 0.
+        # The parent uses the frame alone. It refuses a clip whose duration or rates are not above
+        # 0, so they are 1 here.
         return Clip(
             frames=image[None],
             timestamps=np.zeros(1),

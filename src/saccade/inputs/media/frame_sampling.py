@@ -121,8 +121,9 @@ def _moments(
         min_count = 1 if sampling.fps else DEFAULT_MIN_FRAMES
         if count < min_count:
             count = min_count
-            # At the default rate some of these moments would be too late to count, so they are
-            # spaced evenly instead. At a chosen rate there is one moment, which is ``start``.
+            # At the default rate some of these moments would be too late to count, so the moments
+            # are spaced evenly instead. At a chosen rate the count is 1 here, and the one moment is
+            # ``start`` whatever the rate.
             if not sampling.fps:
                 rate = 0.0
         count = min(count, available)

@@ -243,8 +243,8 @@ ALWAYS_PLAIN = Choice((1,), ("plain",))
 class Matrix:
     """A weight W that computes x W^T with one :class:`Epilogue`, by the kernels of a choice.
 
-    For each number of rows a :class:`Choice` names a kernel, here also called a product. Until one
-    is chosen, the plain one multiplies with the module's own weight.
+    For each number of rows a :class:`Choice` names a kernel, here also called a product. Until
+    another choice is made (:meth:`choose`), the plain kernel multiplies with ``weight`` itself.
     """
 
     def __init__(
@@ -460,9 +460,9 @@ def fingerprint_entries(weight: Float[Tensor, "out into"]) -> Float[Tensor, "*sa
     longer side has.
 
     The entries are ``step`` apart in memory. ``step`` is at most the length of a row, so every row
-    has an entry. Every column has one for two reasons. ``step`` shares no divisor with the length
-    of a row, so the first entries, as many as there are columns, lie in different columns. And
-    ``step`` is at most the number of rows, so there are at least that many entries.
+    has an entry. Every column has one for two reasons. ``step`` is at most the number of rows, so
+    there are at least as many entries as columns. And ``step`` shares no divisor with the length of
+    a row, so as many consecutive entries as there are columns lie in different columns.
     """
     if not weight.is_contiguous():
         return fingerprint_entries(weight.t()) if weight.t().is_contiguous() else weight
@@ -528,7 +528,8 @@ def time_products(
         outputs = max(1, units) * TIMED_OUTPUTS_UNIT
         part = Matrix(first.weight[:outputs], first.bias, first.epilogue, first.rounding)
         part.may_be_copied = first.may_be_copied
-        # This is 1 if only a part is timed, so no whole weight is timed beside a part.
+        # A part of a weight takes more than half of TIMED_CALL_BYTES, so this is 1 for a part. The
+        # whole weights of ``others`` are never timed together with one.
         max_weights = max(1, TIMED_CALL_BYTES // part.weight.nbytes)
         weights = [part.weight, *(matrix.weight for matrix in others)][:max_weights]
         copies = {

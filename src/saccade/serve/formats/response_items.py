@@ -115,16 +115,17 @@ class ItemStream:
         self._open: ItemInProgress | None = None
         self._sent_calls = 0
         self._sent = {REASONING: 0, MESSAGE: 0}  # How many characters of each were sent.
-        # Log-probabilities of tokens whose text has not been sent yet. With each comes the number
-        # of characters that the answer has up to the end of its token.
+        # The log-probabilities that have not been sent yet. With each comes the number of
+        # characters of the answer up to the end of its token.
         self._waiting_logprobs: list[tuple[int, dict[str, Any]]] = []
 
     def write(self, piece: str, logprobs: Logprobs = (), length: int = 0) -> list[Event]:
         """Adds a piece of text and returns events for all text that is certain now.
 
-        ``logprobs`` are those of the piece's tokens, after which the answer has ``length``
-        characters (see :class:`StreamingDetokenizer`). They are sent with the message's next event
-        that adds text.
+        ``logprobs`` are those of the tokens that came with the piece. Some of their text may be
+        held back, to come with a later piece. ``length`` is how many characters the answer has with
+        these tokens, held-back ones included. The log-probabilities are sent with the message's
+        next event that adds text.
         """
         self._answer += piece
         self._waiting_logprobs += [(length, entry) for entry in logprobs]
