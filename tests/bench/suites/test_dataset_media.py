@@ -154,6 +154,29 @@ def test_parts_beside_their_whole_archive_are_left_out(tmp_path: Path) -> None:
     assert archive.files == (files[-1],) and archive.listing == ({"a.txt": 1}, "")
 
 
+@pytest.mark.parametrize(
+    ("ends", "other"),
+    [
+        (("aa", "ab"), "asc"),
+        (("001", "002"), "asc"),
+        (("001", "002"), "md"),
+        (("aaa", "aab"), "md"),
+    ],
+)
+def test_a_file_beside_parts_is_no_part(ends: tuple[str, str], other: str, tmp_path: Path) -> None:
+    """Claim: a signature or another small file, whose ending looks like a part's, is none of the
+    archive's parts. Fails if the archive is said to lack the parts before it."""
+    whole = zipped({"one.mp4": b"x" * 50})
+    halves = (whole[:60], whole[60:])
+    files = [tmp_path / f"v.zip.{end}" for end in ends]
+    for path, data in zip(files, halves, strict=True):
+        path.write_bytes(data)
+    beside = tmp_path / f"v.zip.{other}"
+    beside.write_bytes(b"signed")
+    (archive,) = archives.find_archives(sorted([*files, beside]))
+    assert archive.files == tuple(files) and archive.listing == ({"one.mp4": 50}, "")
+
+
 def test_lettered_and_numbered_parts_of_one_name_are_two_archives(tmp_path: Path) -> None:
     """Claim: parts that are numbered in two ways are not mixed into one archive, and each archive
     is listed. Fails with a ValueError where letters are read as a number."""

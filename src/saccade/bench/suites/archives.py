@@ -186,10 +186,15 @@ def find_archives(paths: Sequence[Path]) -> tuple[Archive, ...]:
     archives = []
     for archive_path, parts in sorted(parts_by_archive.items()):
         whole = [path for _, part, path in parts if not part]
-        lettered = [path for _, part, path in sorted(parts) if not part.isdigit()]
-        numbered = [path for _, part, path in sorted(parts) if part.isdigit()]
-        groups = [whole] if whole else [lettered, numbered]
-        archives += [Archive(archive_path.name, tuple(files)) for files in groups if files]
+        # By the width of parts with letters, and 0 for all parts with numbers.
+        by_kind: dict[int, list[Path]] = {}
+        for width, part, path in sorted(parts):
+            by_kind.setdefault(0 if part.isdigit() else width, []).append(path)
+        groups = [whole] if whole else list(by_kind.values())
+        # Another file may have an ending like a part's, such as the signature "videos.tar.asc". Then
+        # there are parts of two kinds, and those that lack a first part are none.
+        groups = [files for files in groups if _is_first_part(files[0].name)] or groups
+        archives += [Archive(archive_path.name, tuple(files)) for files in groups]
     return tuple(archives)
 
 
@@ -204,6 +209,12 @@ def _split_part(name: str) -> tuple[str, str]:
     match = re.fullmatch(pattern, name, re.IGNORECASE)
     is_part = match is not None and match[2].lower() not in ENDINGS_OF_WHOLE_ARCHIVES
     return (match[1], match[2]) if match and is_part else (name, "")
+
+
+def _is_first_part(name: str) -> bool:
+    """Whether a file is a whole archive, or the first part of one."""
+    part = _split_part(name)[1].lower()
+    return int(part) <= 1 if part.isdigit() else set(part) <= {"a"}
 
 
 def _missing_part(names: Sequence[str]) -> str:
