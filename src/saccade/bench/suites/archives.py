@@ -191,7 +191,7 @@ def find_archives(paths: Sequence[Path]) -> tuple[Archive, ...]:
         for width, part, path in sorted(parts):
             by_kind.setdefault(0 if part.isdigit() else width, []).append(path)
         groups = [whole] if whole else list(by_kind.values())
-        # Another file may have an ending like a part's, such as the signature "videos.tar.asc". Then
+        # Another file may have an ending like a part's, such as a signature, "videos.tar.asc". Then
         # there are parts of two kinds, and those that lack a first part are none.
         groups = [files for files in groups if _is_first_part(files[0].name)] or groups
         archives += [Archive(archive_path.name, tuple(files)) for files in groups]
