@@ -66,8 +66,8 @@ BUGS = (
     PlantedBug(
         "a token that was chosen carries a q as if it had been sampled",
         "drafting/shapes/policies.py",
-        find="add(tree, node_of[parent], best[parent][rank])",
-        plant="add(tree, node_of[parent], best[parent][rank], scores.rows[-1].softmax(-1))",
+        find="add(tree, open_nodes[parent], best[parent][rank])",
+        plant="add(tree, open_nodes[parent], best[parent][rank], scores.rows[-1].softmax(-1))",
         tests=("laws/test_tables.py::test_the_joint_law_of_three_tokens_is_the_targets",),
     ),
     PlantedBug(
@@ -224,14 +224,41 @@ BUGS = (
         "auto: alternatives are drafted beside a draft that reaches the end",
         "drafting/shapes/auto.py",
         find="""
-            if $token in $scores.rules.end_ids:
+            if not $scores.may_go_on($tree, $last):
                 return $tree
         """,
         plant="""
-            if $token in $scores.rules.end_ids:
+            if not $scores.may_go_on($tree, $last):
                 break
         """,
         tests=("drafting/shapes/test_auto.py::test_no_draft_goes_on_after_the_end_of_an_answer",),
+    ),
+    PlantedBug(
+        "a draft goes on where the answer is as long as it may be",
+        "core/sampling.py",
+        find="self.answer_length + depth(tree, node) + 1 < limit",
+        plant="self.answer_length + depth(tree, node) + 1 <= limit",
+        tests=(
+            "drafting/shapes/test_rules_in_shapes.py::"
+            "test_no_shape_drafts_more_levels_than_an_answer_can_take",
+        ),
+    ),
+    PlantedBug(
+        "sage drafts below a token that ends the answer",
+        "methods/sage.py",
+        find="$reach.expands(level, path_probability) and $scores.may_go_on(tree, node)",
+        plant="$reach.expands(level, path_probability)",
+        tests=(
+            "drafting/shapes/test_rules_in_shapes.py::"
+            "test_no_shape_drafts_below_a_token_that_ends_the_answer",
+        ),
+    ),
+    PlantedBug(
+        "a resumed run of batches begins with another method than it would have",
+        "bench/runner.py",
+        find="rotation = batch_number % len(order)",
+        plant="rotation = done // plan.batch % len(order)",
+        tests=("bench/test_bench_runner.py::test_batches_rotate_as_without_an_interruption",),
     ),
     PlantedBug(
         "auto: drafting that was given up is never tried again",
