@@ -170,8 +170,8 @@ def _table_rows(
 ) -> Iterable[tuple[str, list[str]]]:
     """Yields each method's name with the cells of its row, from its answers without an error.
 
-    ``without_peers`` leaves out methods that have recorded no rounds: peers, which are Hugging
-    Face's own ways to decode, and methods of which every answer failed.
+    ``without_peers`` leaves out methods that have recorded no rounds. These are the peers, which
+    are Hugging Face's own ways to decode, and for example a method whose answers all failed.
     ``drafting_only`` leaves out methods that never drafted, such as plain decoding.
     """
     methods = dict.fromkeys(answer.method for answer in answers)
