@@ -69,8 +69,8 @@ def draft_answer(
     end_ids: Sequence[int],
 ) -> list[int]:
     """Returns the draft's greedy answer over the visual tokens that the recipe's view keeps, as
-    token ids. The answer ends with the first of ``end_ids``, which is included, or after
-    ``max_new_tokens``.
+    token ids. The answer ends with the first token that is in ``end_ids``, or after
+    ``max_new_tokens`` tokens.
 
     The target reads its prompt too, because a view may choose by what the target attends to. It
     judges nothing. ``inputs`` are the target's, and ``draft_inputs`` the draft's if it has a

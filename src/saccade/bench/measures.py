@@ -209,13 +209,11 @@ def predicted_speedup(answers: Sequence[Answer], baseline: Sequence[Answer]) -> 
 def predicted_key_reads(answers: Sequence[Answer]) -> float | None:
     """Returns keys read per token as a share of plain decoding's (Sparse-to-Dense, Sec. 3.3).
 
-    It is None where nothing was drafted or accepted, or how many visual tokens the draft read is
-    unknown.
-
     That is (gamma (K + m_t) + m_v + m_t) / (alpha gamma (m_v + m_t)). Gamma is the mean depth of
     this run's drafts, and alpha the accepted tokens per level of a draft, which for chains is the
     acceptance rate. K is the visual keys that the draft reads, and m_v and m_t are the visual and
-    the text tokens of the prompt.
+    the text tokens of the prompt. Returns None where nothing was drafted or accepted, or where it
+    is unknown how many visual tokens the draft read.
     """
     steps = sum(sum(answer.drafted) for answer in answers)
     accepted = sum(sum(answer.accepted) for answer in answers)

@@ -93,8 +93,8 @@ class _Talk:
 
     @property
     def frames(self) -> list[list[np.ndarray]]:
-        """The frames of each video and picture so far, the new ones included. A captioner makes of
-        them the captions that some views read."""
+        """The frames of each video and picture so far, the new ones included. A captioner makes
+        captions of them, which some views read."""
         return [frames for each in self._subjects for frames in each.frames]
 
     @property
@@ -177,9 +177,9 @@ def chat(
                     continue
                 talk = new_talk
                 if command == DOCUMENT:
-                    # Without this the draft would keep what its view chose earlier. Now the view
-                    # chooses again, among the document's tokens too. The caches are of no use any
-                    # more: the document stands at the start, so all that follows is read again.
+                    # The document belongs to the first turn. Closing makes the next question read
+                    # the whole conversation again, so that the draft's view chooses once more.
+                    # Otherwise the draft would keep what it chose without the document.
                     conversation.close()
                 err.print(DOCUMENT_ADDED if command == DOCUMENT else FILE_ADDED, markup=False)
                 continue

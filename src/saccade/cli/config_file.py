@@ -49,7 +49,8 @@ def write_config(path: Path, calibration: Calibration) -> None:
 
 def read_config(path: Path) -> dict[str, Any]:
     """Returns what a file sets, by key: the method, the models, the rounding of the draft's weights
-    (``draft_quantize``), the threads and the measurements. A key with null is as good as left out.
+    (``draft_quantize``), the threads and the measurements. A key with the value null
+    counts as left out.
 
     An axis, such as ``keep`` or ``shape``, may be a key too. It becomes one more ``key=value`` part
     of the method's name, or of ``METHOD_OF_AXES`` if the file names no method. Raises OptionError

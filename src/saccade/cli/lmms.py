@@ -68,11 +68,12 @@ class Saccade(Model):
             or all of them where a video is given as pictures.
         max_new_tokens: the limit of answers for tasks that set none.
         until: whether a task's stop strings are used; lmms-eval's vLLM wrapper ignores them.
-        seed: request n, counted from 0, samples with seed + n. The seed of a task takes its place.
+        seed: request n, counted from 0, samples with seed + n. A task's own seed replaces this one.
         captioner: an image-to-text model, for views that read a caption.
         batch_size: 1.
 
-    Raises OptionError, ModelError or MethodError, in one sentence.
+    Raises OptionError, ModelError or MethodError, and VideoInputError for ``frames``, in one
+    sentence.
     """
 
     is_simple = False  # This selects the interface of lmms-eval with chat messages.

@@ -79,7 +79,7 @@ def answer_on_cluster(
     def answers(groups: Iterable[Sequence[ClipJob]]) -> Iterator[Sequence[Row]]:
         waiting = deque(list(group) for group in groups)
         deaths: Counter[str] = Counter()  # By job id, how many workers died while they had the job.
-        deaths_in_a_row = 0  # How many workers have died since rows were last returned.
+        deaths_in_a_row = 0  # How many workers have died since one last answered.
         # Actors that load their models, by the Ray reference that is ready when they are.
         loading: dict[Any, Any] = {}
         # Actors with the jobs that they answer, by the Ray reference of the rows.

@@ -26,8 +26,8 @@ from saccade.model.hidden_states import HiddenStates
 from saccade.model.recurrent import LayerStates
 from saccade.model.window_rule import KeyWindow
 
-# Up to this many of the last tokens can always be rolled back: eviction keeps the keys that the
-# windows need then.
+# Eviction keeps the keys that the windows need after a rollback of up to this many tokens. Once
+# some tokens are rolled back, or a saved window was restored, the next rollback may reach less far.
 ROWS_TO_CUT_BACK = 64
 # The windows at the start of a turn stay saved for this many of the latest turns.
 TURNS_WITH_SAVED_WINDOWS = 2

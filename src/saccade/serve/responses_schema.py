@@ -264,7 +264,8 @@ class ResponsesRequest(RequestFields):
 
     @property
     def ignored_fields(self) -> frozenset[str]:
-        """The fields of this request that change nothing."""
+        """The fields that the log names as ignored: those of ``IGNORED_FIELDS`` that the request
+        sets. ``include`` is one of them unless log-probabilities are wanted."""
         return super().ignored_fields - ({"include"} if self.wants_logprobs else set())
 
     @property
