@@ -32,7 +32,8 @@ def draft_only_recipe(name: str) -> Recipe:
     """Returns the recipe whose view the draft answers under.
 
     Raises OptionError for a view that puts words in the place of pixels, or that needs costs, and
-    for a name that chooses anything but a view.
+    for a name that chooses anything but a view. Raises MethodError for a name that ``resolve`` does
+    not know.
     """
     # "draft/view=uniform" has the view of "sd/view=uniform". All other parts must be those of "sd".
     recipe = resolve("sd" + name.removeprefix(PREFIX))
@@ -67,7 +68,9 @@ def draft_answer(
     max_new_tokens: int,
     end_ids: Sequence[int],
 ) -> list[int]:
-    """Returns the draft's greedy answer over the visual tokens that the recipe's view keeps.
+    """Returns the draft's greedy answer over the visual tokens that the recipe's view keeps, as
+    token ids. The answer ends with the first token that is in ``end_ids``, or after
+    ``max_new_tokens`` tokens.
 
     The target reads its prompt too, because a view may choose by what the target attends to. It
     judges nothing. ``inputs`` are the target's, and ``draft_inputs`` the draft's if it has a

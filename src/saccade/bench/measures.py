@@ -29,7 +29,8 @@ Interval = tuple[float, float, float]
 
 
 def tau(answers: Sequence[Answer]) -> float | None:
-    """Returns tokens per target forward over all rounds, the target's own token included."""
+    """Returns tokens per target forward over all rounds, the target's own token included; None
+    without rounds."""
     rounds = sum(answer.rounds for answer in answers)
     if not rounds:
         return None
@@ -66,7 +67,8 @@ def _runs_between_rejections(answer: Answer) -> list[int]:
 
 
 def acceptance_rate(answers: Sequence[Answer]) -> float | None:
-    """Returns accepted over drafted tokens. All nodes of a tree count as drafted."""
+    """Returns accepted over drafted tokens; None where nothing was drafted. All nodes of a tree
+    count as drafted."""
     drafted = sum(sum(answer.nodes) for answer in answers)
     return sum(sum(answer.accepted) for answer in answers) / drafted if drafted else None
 
@@ -74,7 +76,8 @@ def acceptance_rate(answers: Sequence[Answer]) -> float | None:
 def acceptance_by_position(answers: Sequence[Answer]) -> list[float]:
     """Returns the share of accepted tokens at each position of a draft, the first position first.
 
-    Each share is of the drafts that have a token at this position.
+    Each share is of the drafts that have a token at this position. In a tree the position is the
+    depth.
     """
     reached: Counter[int] = Counter()
     accepted_at: Counter[int] = Counter()
@@ -116,10 +119,13 @@ def tokens_per_second(answers: Sequence[Answer]) -> float | None:
 def speedups(
     answers: Sequence[Answer], baseline: Sequence[Answer], *, whole: bool = False
 ) -> list[float]:
-    """Returns each answer's speedup over plain decoding of the same question in the same run.
+    """Returns each answer's speedup over ``baseline``: plain decoding of the same question in the
+    same run.
 
     It is the ratio of seconds per token. The seconds are those of decoding alone, or with ``whole``
-    those of the whole answer, from inputs to the last token.
+    those of the whole answer, from inputs to the last token. Left out are answers without a
+    baseline, those where either of the two has an error, and, for decoding alone, those where
+    either has no speed (:func:`has_decoded`).
     """
     plain = {(answer.item, answer.turn): answer for answer in baseline}
     ratios = []
@@ -175,7 +181,8 @@ def tau_interval(answers: Sequence[Answer]) -> Interval | None:
 
 
 def format_number(value: float | None, digits: int = 2) -> str:
-    """Returns a number as tables write it: with so many digits, and empty for None."""
+    """Returns a number as tables write it: with ``digits`` digits after the point; empty for
+    None."""
     return "" if value is None else f"{value:.{digits}f}"
 
 
@@ -205,7 +212,8 @@ def predicted_key_reads(answers: Sequence[Answer]) -> float | None:
     That is (gamma (K + m_t) + m_v + m_t) / (alpha gamma (m_v + m_t)). Gamma is the mean depth of
     this run's drafts, and alpha the accepted tokens per level of a draft, which for chains is the
     acceptance rate. K is the visual keys that the draft reads, and m_v and m_t are the visual and
-    the text tokens of the prompt.
+    the text tokens of the prompt. Returns None where nothing was drafted or accepted, or where it
+    is unknown how many visual tokens the draft read.
     """
     steps = sum(sum(answer.drafted) for answer in answers)
     accepted = sum(sum(answer.accepted) for answer in answers)

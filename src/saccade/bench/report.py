@@ -170,7 +170,8 @@ def _table_rows(
 ) -> Iterable[tuple[str, list[str]]]:
     """Yields each method's name with the cells of its row, from its answers without an error.
 
-    ``without_peers`` leaves out peers, which are other libraries: they have recorded no rounds.
+    ``without_peers`` leaves out methods that have recorded no rounds. These are the peers, which
+    are Hugging Face's own ways to decode, and for example a method whose answers all failed.
     ``drafting_only`` leaves out methods that never drafted, such as plain decoding.
     """
     methods = dict.fromkeys(answer.method for answer in answers)
@@ -202,7 +203,8 @@ def _format_interval(interval: Interval | None) -> str:
 
 
 def _identical_cell(answers: Sequence[Answer], plain: Sequence[Answer]) -> str:
-    """Returns how many answers have the ids of plain decoding's."""
+    """Returns how many answers have exactly the token ids of plain decoding; empty where no answer
+    was compared."""
     if answers and all(answer.identical is None for answer in answers):
         return ""  # Sampled answers are not compared.
     return f"{sum(answer.identical is True for answer in answers)}"
@@ -218,7 +220,7 @@ def _score_cell(answers: Sequence[Answer], plain: Sequence[Answer]) -> str:
 
 
 def _stage_cell(seconds: Callable[[Answer], float]) -> Callable[..., str]:
-    """Returns the function of a column that shows the mean of these seconds."""
+    """Returns the function of a column that shows the mean of ``seconds`` over the answers."""
 
     def cell(answers: Sequence[Answer], plain: Sequence[Answer]) -> str:
         return format_number(mean(map(seconds, answers)), 3) if answers else ""
@@ -233,7 +235,7 @@ def _peak_cell(answers: Sequence[Answer], plain: Sequence[Answer]) -> str:
 
 def _agreement_cell(answers: Sequence[Answer], plain: Sequence[Answer]) -> str:
     """Returns how much of plain decoding's answer, as a share, each answer repeats before the two
-    first differ: the mean with its interval."""
+    first differ: the mean with its interval. All answers are to first questions."""
     plain_ids = {answer.item: answer.ids for answer in plain}
     shares = [
         common_length(plain_ids[answer.item], answer.ids) / max(1, len(plain_ids[answer.item]))

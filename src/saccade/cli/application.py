@@ -175,7 +175,8 @@ def main() -> None:
 
 
 def run_application(commands: typer.Typer) -> None:
-    """Runs commands; an error for the user is printed as one line with exit code 2."""
+    """Runs commands. An error for the user is printed as one line, with exit code 2. Ctrl-C gives
+    ``INTERRUPTED_EXIT_CODE``, and the command's hint on what stays is printed if it has one."""
     output_streams.prepare_streams()
     try:
         try:

@@ -82,7 +82,9 @@ class _Talk:
 
     def add_document(self, text: str) -> _Talk:
         """Returns a copy in which the first subject of the conversation has one more document."""
-        turns = [([*own], question, answer) for own, question, answer in self.turns]
+        turns = [
+            ([*turn_subjects], question, answer) for turn_subjects, question, answer in self.turns
+        ]
         copy = _Talk([*self.new], turns)
         first_subjects = turns[0][0] if turns else copy.new
         first = first_subjects[0]
@@ -91,8 +93,8 @@ class _Talk:
 
     @property
     def frames(self) -> list[list[np.ndarray]]:
-        """The frames of each of all media, from which a captioner makes the captions that some
-        views read."""
+        """The frames of each video and picture so far, the new ones included. A captioner makes
+        captions of them, which some views read."""
         return [frames for each in self._subjects for frames in each.frames]
 
     @property
@@ -175,8 +177,9 @@ def chat(
                     continue
                 talk = new_talk
                 if command == DOCUMENT:
-                    # The next question has to read everything again, because the document stands
-                    # at the start. The draft's view is then chosen with the document.
+                    # The document belongs to the first turn. Closing makes the next question read
+                    # the whole conversation again, so that the draft's view chooses once more.
+                    # Otherwise the draft would keep what it chose without the document.
                     conversation.close()
                 err.print(DOCUMENT_ADDED if command == DOCUMENT else FILE_ADDED, markup=False)
                 continue

@@ -48,12 +48,13 @@ def write_config(path: Path, calibration: Calibration) -> None:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Reads the method, the models, the rounding of the draft's weights (``draft_quantize``), the
-    threads and the measurements in a file.
+    """Returns what a file sets, by key: the method, the models, the rounding of the draft's weights
+    (``draft_quantize``), the threads and the measurements. A key with the value null
+    counts as left out.
 
     An axis, such as ``keep`` or ``shape``, may be a key too. It becomes one more ``key=value`` part
     of the method's name, or of ``METHOD_OF_AXES`` if the file names no method. Raises OptionError
-    for an unknown key or a wrong value.
+    for an unknown key or a wrong value, and OSError for a file that cannot be opened.
     """
     content = {key: value for key, value in _read_mapping(path).items() if value is not None}
     for key, value in content.items():
@@ -81,7 +82,8 @@ def read_config(path: Path) -> dict[str, Any]:
 def _read_mapping(path: Path) -> dict[str, Any]:
     """Reads the keys and values of a YAML file.
 
-    Raises OptionError for any other file, and for a key that is unknown or given twice.
+    Raises OptionError for a file of anything else, and for a key that is unknown or given twice.
+    Raises OSError for a file that cannot be opened.
     """
     with path.open("rb") as file:
         raw = file.read(MAX_FILE_BYTES + 1)

@@ -40,7 +40,8 @@ except ImportError:  # Most tests of this file run without lmms-eval.
 
 log = logging.getLogger(__name__)
 
-# The names of transformers' generation settings. A task's entries with other names are left out.
+# The names of transformers' generation settings. A task's entries with other names are left out,
+# except for "until" and "seed".
 KNOWN_SETTINGS = frozenset(GenerationConfig().to_dict())
 # Rules of sampling. Where decoding is greedy they are left out, because Saccade refuses most of
 # their values there.
@@ -63,14 +64,16 @@ class Saccade(Model):
         device, draft_device, draft_quantize, dtype, device_map, quantize, trust_remote_code,
             positions: as :func:`saccade.inputs.load_pair`.
         threads: how many CPU threads PyTorch uses.
-        frames: how many frames to take of each video, evenly in time; else 2 a second, at least 4.
+        frames: how many frames to take of each video, evenly in time; else 2 a second, at least 4,
+            or all of them where a video is given as pictures.
         max_new_tokens: the limit of answers for tasks that set none.
         until: whether a task's stop strings are used; lmms-eval's vLLM wrapper ignores them.
-        seed: the n-th request of a run samples with seed + n.
+        seed: request n, counted from 0, samples with seed + n. A task's own seed replaces this one.
         captioner: an image-to-text model, for views that read a caption.
         batch_size: 1.
 
-    Raises OptionError, ModelError or MethodError, in one sentence.
+    Raises OptionError, ModelError or MethodError, and VideoInputError for ``frames``, in one
+    sentence.
     """
 
     is_simple = False  # This selects the interface of lmms-eval with chat messages.
@@ -119,7 +122,8 @@ class Saccade(Model):
         ]
 
     def results(self, requests: Sequence[Any]) -> Iterator[Result]:
-        """Yields one result a request, in order. An error names the document it is about."""
+        """Yields one result a request, in order. Where a SaccadeError is raised, its note names the
+        document."""
         for number, request in enumerate(tqdm(requests, desc="saccade")):
             # A document is a sample of a task, given by its number in the split.
             _, make_messages, kwargs, document, task, split = request.args
@@ -181,7 +185,8 @@ def translate_generation_kwargs(
 
     Decoding is greedy if ``temperature`` is 0, if ``do_sample`` is false, or if neither is given.
     If only a temperature above 0 is given, tokens are sampled. ``max_new_tokens`` limits the
-    answers of tasks that set no limit.
+    answers of tasks that set no limit. The strings of ``until`` become ``stop_strings`` if
+    ``uses_stops``, and are dropped otherwise.
     """
     settings = {name: value for name, value in kwargs.items() if value is not None}
     stops = settings.pop("until", ())
@@ -265,7 +270,8 @@ def _parts(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def read_picture(source: Any) -> np.ndarray:
-    """Returns the pixels [height width 3] of a picture in memory, or a file's path or bytes."""
+    """Returns the pixels [height width 3] of a picture, which is given in memory, or as a file's
+    path or bytes. A tiny picture is enlarged."""
     if isinstance(source, Mapping):  # The datasets library has this form before decoding.
         source = source.get("bytes") or source.get("path")
     if isinstance(source, Image.Image):

@@ -55,14 +55,16 @@ def answer_on_cluster(
     workers: int | None = None,
     make_worker: Callable[[CaptionSettings], Any] = load_worker,
 ) -> AnswerJobs:
-    """Returns a function that answers jobs on a Ray cluster.
+    """Returns a function that answers groups of jobs on a Ray cluster, and yields the rows of each
+    group once it is answered, in any order.
 
     ``address`` is "local", "auto" (the cluster this machine belongs to) or an address. ``workers``
     is by default one per GPU, or one per node where there are no GPUs. ``make_worker`` is called in
     each actor, and returns the function that answers a group of jobs.
 
-    Every node needs this package, the checkpoints and the videos under the same paths. Raises
-    OptionError where there is no cluster.
+    Every node needs this package, the checkpoints and the videos under the same paths. A worker
+    that raises an error counts as one that died. Raises OptionError where there is no cluster. The
+    function raises OptionError too, once many workers in a row died without a single answer.
     """
     ray = join_cluster(address, f"--ray needs Ray: {how_to_install('ray')}")
     resources = ray.cluster_resources()
@@ -77,7 +79,7 @@ def answer_on_cluster(
     def answers(groups: Iterable[Sequence[ClipJob]]) -> Iterator[Sequence[Row]]:
         waiting = deque(list(group) for group in groups)
         deaths: Counter[str] = Counter()  # By job id, how many workers died while they had the job.
-        deaths_in_a_row = 0  # How many workers have died since rows were last returned.
+        deaths_in_a_row = 0  # How many workers have died since one last answered.
         # Actors that load their models, by the Ray reference that is ready when they are.
         loading: dict[Any, Any] = {}
         # Actors with the jobs that they answer, by the Ray reference of the rows.

@@ -106,8 +106,8 @@ class CorpusWorker:
     def _combined_captioner(
         self, jobs: Sequence[OpenedJob]
     ) -> Callable[[Inputs], list[Sequence[str]]] | None:
-        """Returns a function that returns the captions of each job's clip; None where there is no
-        captioner.
+        """Returns a function from the inputs of a batch to the captions of each job's clip; None
+        where there is no captioner.
 
         Views that read captions call it; other views do not, so no caption is made in vain.
         """

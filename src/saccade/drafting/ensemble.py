@@ -28,7 +28,7 @@ from saccade.model.session import Session
 
 T = TypeVar("T")
 
-LogLaw = Float[Tensor, "... vocab"]
+LogLaw = Float[Tensor, "... vocab"]  # The logs of the probabilities of one law or more.
 
 
 class Weighting(ABC):
@@ -56,7 +56,7 @@ class Weighting(ABC):
 
     @abstractmethod
     def weights(self, state: State) -> tuple[float, ...]:
-        """Returns the weight of each view in the next draft."""
+        """Returns the weight of each view in the next draft; together they are 1."""
         ...
 
     @abstractmethod

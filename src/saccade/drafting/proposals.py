@@ -16,14 +16,15 @@ from saccade.drafting.drafters import drive
 from saccade.model.session import score_together
 
 Proposal = tuple[dict[int, Tree], dict[int, float]]
-"""A drafter's trees, and each request's part of the seconds that they took."""
+"""A drafter's trees by request, and by request its part of the seconds that they took."""
 
 
 def proposals(drafters: Sequence[tuple[Drafter, Mapping[int, State]]]) -> list[Proposal]:
-    """Returns what each drafter proposes for its requests.
+    """Returns what each drafter proposes for its requests, in the order of ``drafters``.
 
-    Drafts over the same model share one forward per step. Where that fails, each drafter proposes
-    alone, so that a failure harms no other drafter.
+    Each drafter comes with the states of its requests, by request number. Drafts over the same
+    model share one forward per step. Where that fails, each drafter proposes alone, so that a
+    failure harms no other drafter.
     """
     by_drafter: dict[int, Proposal] = {}  # by the drafter's place in ``drafters``
     if len(drafters) > 1:

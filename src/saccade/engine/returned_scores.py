@@ -56,7 +56,8 @@ class ReturnedScores:
     def _steps(
         self, rows: Rows, order: Sequence[int], name: str
     ) -> tuple[Float[Tensor, "batch vocab"], ...] | None:
-        """Returns the rows of all answers for each step; an answer that has ended has zeros."""
+        """Returns the rows of all answers for each step; an answer that has ended has zeros. None
+        where ``name``, one of the two options, is not wanted."""
         if name not in self._returned:
             return None
         longest_answer = max(rows.values(), key=len, default=[])

@@ -33,7 +33,7 @@ def environment() -> dict[str, Any]:
 
 
 def write_trace(path: Path, result: Result) -> None:
-    """Writes a trace: first a line about the run, then a line per round."""
+    """Writes a trace: first a line about the whole answer, then a line per round."""
     about = {
         "method": result.method,
         "finish_reason": result.finish_reason,

@@ -11,8 +11,10 @@ pages that suit the queries q of its group best:
     pages_{l,h} = the n pages P with the largest  sum over q of softmax_P(q . m_P / sqrt(d))
     n = max(1, round((K - r) / page))
 
-A page has ``page`` keys. K is the number of visual keys that a step may read. The r last visual
-keys, too few to fill a page, are always read and count towards K. All text keys are always read.
+A page has ``page`` keys, or fewer where no such page fits. K is the number of visual keys that a
+step is to read; because whole pages are read, it may be exceeded by a page at most. The r last
+visual keys, too few to fill a page, are always read and count towards K. All text keys are always
+read.
 K and the length of a draft are those of Sparse-to-Dense (``methods/std.py``). Unlike that method,
 this one does not need the target's attention at prefill.
 """

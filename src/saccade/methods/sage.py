@@ -155,8 +155,9 @@ class SageState:
 
 @dataclass(frozen=True)
 class Sage(Shape):
-    """The adaptive shape: as deep and wide as the last round's law at the root says. It grows level
-    by level, from the laws that the draft scores at the level before: one draft forward a level."""
+    """The adaptive shape: as deep and wide as the draft's law at the last round's root says. It
+    grows level by level, from the laws that the draft scores at the level before: one draft forward
+    a level."""
 
     name: ClassVar[str] = "sage"
 

@@ -34,7 +34,8 @@ from saccade.drafting.shapes.policies import MAX_TREE_NODES
 
 @dataclass(frozen=True)
 class SampledTree(Shape):
-    """Every node of level l gets ``widths[l]`` children, drawn with replacement."""
+    """Every node of level l gets ``widths[l]`` children, drawn with replacement. The root is level
+    0. A node after which no token is of use to the answer gets none."""
 
     family: ClassVar[str] = "sampled"
     usage: ClassVar[str] = "sampled-NxNxN"

@@ -74,8 +74,9 @@ class Backbone:
     ``positions`` says which positions text after a video has: those that transformers gives it
     ("library", so that answers are those of ``generate``), or those that Qwen2.5-VL was trained
     with ("trained").
-    ``fused`` picks the decoder: our own where the architecture is known (None or True), or the
-    modules of the model (False), which are the fallback and the reference in tests.
+    ``fused`` picks the decoder. None is our own where the architecture is known, and else the
+    modules of the model. True is our own, and raises ModelError where the architecture is not
+    known. False is the modules of the model, which are also the reference in tests.
     """
 
     hidden_layers: Sequence[int] = ()
@@ -231,7 +232,8 @@ class Backbone:
 
     @classmethod
     def of(cls, model: nn.Module) -> Backbone:
-        """Returns the backbone of a model as it is now. A new one is made only after a change."""
+        """Returns the backbone of a model as it is now. A new one is made at the first call, and
+        after a change of the model."""
         with lock_of(model):
             # It is stored on the model itself, so that both are freed together.
             old: Backbone | None = vars(model).get(BACKBONE_ATTRIBUTE)
@@ -415,7 +417,7 @@ class Backbone:
 
         Args:
             embeds: the embedded tokens of all requests, one request after another.
-            positions: on each axis; a list for text, which has one position on every axis.
+            positions: on each axis; a list for text, whose position is the same on every axis.
             step: the attention, which also writes keys and values.
             deepstack: (mask of visual rows, [layer, visual, dim] to add to the first layers).
             only_last_row: only the last hidden state is needed, so earlier ones may be left out.
@@ -485,7 +487,8 @@ class Backbone:
             yield
 
     def hidden_states(self, layers: Sequence[int], capacity: int) -> HiddenStates:
-        """Returns room for the hidden states of these layers, for a request's cache."""
+        """Returns room for these layers' hidden states of ``capacity`` tokens, for a request's
+        cache."""
         return HiddenStates(
             layers,
             self.config.hidden_size,
@@ -670,7 +673,8 @@ class Backbone:
         return (convolution_bytes + memory_bytes) * recurrent.STATES_PER_REQUEST
 
     def new_cache(self, capacity: int, forward_rows: int | None = None) -> Cache:
-        """Returns an empty cache for a request, whose tensors are where each layer is.
+        """Returns an empty cache for ``capacity`` tokens of a request. Each layer's tensors are on
+        the device of that layer.
 
         If ``forward_rows`` is given, layers with a window evict the keys behind it, and a forward
         has at most so many rows. If it is None, all keys are kept.
@@ -725,8 +729,8 @@ class Backbone:
         return backbone
 
     def first_layers(self, count: int) -> Backbone:
-        """Returns the same model stopped after its first layers, with its norm and head. Nothing is
-        copied."""
+        """Returns the same model stopped after its first ``count`` layers, with its norm and head.
+        No weight is copied."""
         short = copy(self)
         short.full_backbone = self.full_backbone or self
         short.layer_count = count
@@ -809,7 +813,8 @@ class Backbone:
 
     @once
     def shares_vision_with(self, target: Backbone) -> bool:
-        """Returns whether both have the very same vision tower, whatever projects its output."""
+        """Returns whether both have the very same vision tower on the same device, whatever
+        projects its output."""
         tower, target_tower = self._vision_tower, target._vision_tower
         if tower is None or target_tower is None or self.device != target.device:
             return False
@@ -855,8 +860,8 @@ class Backbone:
 
     @torch.no_grad()
     def adopt(self, prompt: Prompt) -> Prompt:
-        """Returns another model's prompt with its text embedded by this model. The rows that its
-        towers computed stay."""
+        """Returns another model's prompt with its text embedded by this model. The rows that the
+        other model's towers computed stay."""
         prompt = prompt.to(self.device)
         embeds = self.embed(prompt.full_ids)
         tower_rows = prompt.visual | prompt.fixed

@@ -26,8 +26,8 @@ from saccade.model.hidden_states import HiddenStates
 from saccade.model.recurrent import LayerStates
 from saccade.model.window_rule import KeyWindow
 
-# Up to this many of the last tokens can always be rolled back: eviction keeps the keys that the
-# windows need then.
+# Eviction keeps the keys that the windows need after a rollback of up to this many tokens. Once
+# some tokens are rolled back, or a saved window was restored, the next rollback may reach less far.
 ROWS_TO_CUT_BACK = 64
 # The windows at the start of a turn stay saved for this many of the latest turns.
 TURNS_WITH_SAVED_WINDOWS = 2
@@ -82,7 +82,8 @@ class Cache:
         windows: Sequence[KeyWindow | None] = (),
         forward_rows: int = 0,
     ) -> None:
-        """Allocates an empty cache for layers whose keys and values have these shapes.
+        """Allocates an empty cache for ``capacity`` tokens, for layers whose keys and values have
+        these shapes.
 
         ``devices`` says where the tensors of each layer are; on the CPU by default. ``pool`` (of a
         model on one device) provides the tensors, as long as it has memory. ``states`` are those of
@@ -96,7 +97,7 @@ class Cache:
         self._windows = [*windows]
         self._forward_rows = forward_rows
         self._saved_windows: dict[int, list[LayerRows]] = {}
-        """Copies of windows, by the length of the text at which they were made."""
+        """Copies of windows, by the length of the text to which it can be truncated with them."""
         self._turn_lengths: list[int] = []
         """The lengths in ``_saved_windows`` at which a turn began."""
         self.states = states
@@ -150,7 +151,8 @@ class Cache:
         return min(tokens, rows_of_window(window, self._forward_rows))
 
     def reserve(self, length: int) -> None:
-        """Makes room for ``length`` tokens. A cache that is too small grows by half at least."""
+        """Makes room for ``length`` tokens. Tensors that are too small grow by half at least, or as
+        far as their layer's window needs."""
         if self.evicts_keys:
             for layer in range(len(self.keys)):
                 self._reserve_in_layer(layer, length)
@@ -212,7 +214,8 @@ class Cache:
         keys: Float[Tensor, "kv_head new head_dim"],
         values: Float[Tensor, "kv_head new head_dim"],
     ) -> None:
-        """Writes new tokens from row ``at`` on. Only :meth:`advance` changes the length."""
+        """Writes new tokens from row ``at`` of the text on. The length stays as it is, until
+        :meth:`advance` or :meth:`commit_path` commits them."""
         at -= self.starts[layer]
         end = at + keys.shape[1]
         self.keys[layer][:, at:end] = keys
@@ -265,8 +268,8 @@ class Cache:
                 self.hidden.move(rows, start)
 
     def truncate(self, length: int) -> None:
-        """Drops all tokens from ``length`` on. Raises ValueError where there are fewer, or where
-        keys that would be needed again were evicted."""
+        """Drops all tokens from ``length`` on. Raises ValueError where there are fewer tokens than
+        that, or where keys that would be needed again were evicted."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate {self.length} tokens to {length}")
         if length < self._first_length:
@@ -282,7 +285,7 @@ class Cache:
         self.length = length
 
     def nearest_length(self, length: int) -> int:
-        """Returns the largest length, up to this one, to which the cache can be truncated.
+        """Returns the largest length, up to ``length``, to which the cache can be truncated.
 
         Keys can be cut anywhere, as long as none was evicted. The states of layers that have no
         keys are known at a few lengths only.
@@ -398,7 +401,8 @@ class Cache:
         *,
         pooled: bool = True,
     ) -> Cache:
-        """Returns a new cache with copies of these rows and room for ``room`` more.
+        """Returns a new cache with copies of these rows and room for ``room`` more. Recurrent
+        states are copied too, and hidden states are not.
 
         There is one set of rows for all heads, or one for each layer and head. With ``layers`` only
         so many first layers are copied. With ``pooled`` the new cache is allocated in this one's
@@ -435,7 +439,8 @@ class Cache:
         return new
 
     def copy_rows(self) -> Cache:
-        """Returns a copy of what this cache holds, without room for more and outside its pool."""
+        """Returns a copy of what this cache holds except hidden states, without room for more and
+        outside its pool."""
         if not self.evicts_keys:
             device = self.keys[0].device if self.keys else None
             return self.select(torch.arange(self.length, device=device), 0, pooled=False)
@@ -496,7 +501,9 @@ class Cache:
         """Copies rows ``start:stop`` of the source to row ``at`` and after; by default to the end.
 
         They become this cache's last rows. Only as many layers are copied as this cache has. If
-        this cache evicts keys, it must be empty, and the source must evict keys too.
+        this cache evicts keys, it must be empty, ``start`` must be 0, and the source must evict
+        keys too. ``stop`` must be a length to which the source can be truncated, if there are
+        windows or recurrent states.
         """
         if at is not None:
             # Not truncate(), which would cut the states too: they are copied whole below.
@@ -551,7 +558,7 @@ class Pages:
     """
 
     def __init__(self, source: Cache, paged: Paged, layers: int) -> None:
-        """Computes the mean keys of the pages, in the first ``layers`` of the source."""
+        """Computes the mean keys of the pages, in the first ``layers`` layers of the source."""
         self._source = source
         self._pages_per_step = paged.pages_per_step
         # For each layer: the rows of each page, [page, rows of a page].
@@ -575,6 +582,9 @@ class Pages:
     ) -> Float[Tensor, "head new head_dim"]:
         """Attends row by row: over the pages that the row's queries choose, and over the other rows
         of the draft's ``cache``.
+
+        ``attend_to_keys`` is called once a row with that row's queries, the keys, the values, the
+        row's bias and the scale, and returns what the row attends to, [head, 1, head_dim].
 
         ``keys`` and ``values`` are those of ``cache``, without a copy. For each row of ``q`` the
         first rows of ``cache`` are overwritten with the pages that this row chooses. ``bias`` is

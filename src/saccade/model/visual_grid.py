@@ -4,7 +4,7 @@ A prompt has a placeholder for each visual token, and the cell says where in the
 the token lies: the number of the medium in the prompt, the time, the line and the column. Cells
 come from the grid that the processor gives, or else from the layout of the model's family. Views
 choose and group visual tokens by their cells. A placeholder that stands for no cell (the newline
-after a line of a picture, a class token) has -1 for its medium. These are pure functions.
+after a line of a picture, a class token, sound) has -1 for its medium. These are pure functions.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def _one_line_of_cells(length: int) -> Cells:
 
 
 def processor_cells(kind: str, inputs: Inputs, config: Mapping[str, Any]) -> Iterator[Cells]:
-    """Yields the cells of each medium of one kind in turn, from its processor's grids of patches.
+    """Yields the cells of each medium of one kind in turn, from the grids of patches that the
+    processor gave for them (``inputs``).
 
     A cell is a square of patches that the model merges into one visual token. All cells have 0 as
     the number of their medium, because :func:`arrange_cells` numbers the media of a prompt.
@@ -83,7 +84,7 @@ def arrange_cells(
     """Returns the cell of each placeholder of one prompt.
 
     Args:
-        kinds: "image", "video" or "audio", per placeholder.
+        kinds: "image", "video" or "audio", per placeholder. Audio has no cells.
         is_newline: which of them are a model's newline row.
         places: where each stands in the prompt.
         grids: for each kind whose grids the processor gives, the cells of its media in turn.

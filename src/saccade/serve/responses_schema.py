@@ -93,7 +93,7 @@ class MessageItem(Item):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Text | Annotated[list[Content], Field(min_length=1)]
-    phase: Text | None = None
+    phase: Text | None = None  # Accepted and ignored.
 
     @model_validator(mode="after")
     def _check_content(self) -> MessageItem:
@@ -133,6 +133,7 @@ class ReasoningItem(Item):
 
     @property
     def text(self) -> str:
+        """The reasoning itself, or else its summary."""
         parts = self.content or self.summary or ()
         return "\n".join(part.text for part in parts if part.text)
 
@@ -235,7 +236,7 @@ class ResponsesRequest(RequestFields):
     @property
     def completion_request(self) -> ChatRequest:
         """This request as a request for a chat completion. Raises pydantic's ValidationError."""
-        # Of the fields that both kinds of requests have, those that the client has set.
+        # Fields of both kinds of requests are passed on only if the client has set them.
         shared = {
             name: getattr(self, name)
             for name in RequestFields.model_fields
@@ -263,7 +264,8 @@ class ResponsesRequest(RequestFields):
 
     @property
     def ignored_fields(self) -> frozenset[str]:
-        """The fields of this request that change nothing."""
+        """The fields that the log names as ignored: those of ``IGNORED_FIELDS`` that the request
+        sets. ``include`` is one of them unless log-probabilities are wanted."""
         return super().ignored_fields - ({"include"} if self.wants_logprobs else set())
 
     @property

@@ -58,7 +58,8 @@ AXIS_LABELS = {  # The label of each control, by the part of a method that it ed
 
 
 def error_html(error: Exception) -> str:
-    """Returns an error as a sentence. For a bug, the traceback is logged as well."""
+    """Returns an error as a sentence. Anything but a SaccadeError is a bug: the sentence is then
+    ``INTERNAL_ERROR``, and the traceback is logged."""
     if isinstance(error, SaccadeError):
         return pictures.message(str(error), "error")
     log.error("an event of the page failed", exc_info=error)
@@ -72,7 +73,8 @@ def add_head(title: str, about: str, settings: PageSettings) -> None:
 
 
 def preview_clip(example: str | None, upload: str | None, settings: PageSettings) -> str:
-    """Returns the clip as frames, or the sentence why it cannot be read."""
+    """Returns the uploaded clip, or else the example, as frames; or the sentence why it cannot be
+    read."""
     try:
         clip = read_clip(example, upload, settings)
     except Exception as error:
@@ -84,7 +86,8 @@ def preview_clip(example: str | None, upload: str | None, settings: PageSettings
 
 
 def describe_models(settings: PageSettings) -> str:
-    """Returns the name of the target, and of the draft if there is one."""
+    """Returns the name of the target, and of the draft if there is one. For the embedded target it
+    says instead that it is embedded, and what it knows."""
     drafted_by = f", drafted by {settings.draft}" if settings.draft else ""
     if is_embedded(settings.target):
         what = "target" if settings.draft else "pair"
@@ -99,7 +102,8 @@ def explain_method_html(method: str) -> str:
 
 
 def views_html(run_state: PageRun) -> str:
-    """Returns the frames with what the draft kept of them."""
+    """Returns the frames with what the draft kept of them, or a sentence why there is nothing to
+    show."""
     if run_state.views_error:
         return pictures.message(run_state.views_error)
     if run_state.views is None:
@@ -116,7 +120,10 @@ def views_html(run_state: PageRun) -> str:
 
 
 def round_html(pair: PageModels, run_state: PageRun | None, number: int) -> tuple[str, str]:
-    """Returns the tree of round ``number``, counted from 1, and a chart that marks this round."""
+    """Returns the tree of round ``number``, counted from 1, and a chart that marks this round.
+
+    A number beyond the last round means the last one. Without rounds both are empty.
+    """
     if run_state is None or not run_state.rounds:
         return "", ""
     rounds = run_state.rounds

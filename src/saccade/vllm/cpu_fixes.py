@@ -31,8 +31,9 @@ def expand_to_tokens(
 ) -> Tensor:
     """Repeats each request's value once for each of its drafted tokens, [token].
 
-    ``ends`` has the number of drafted tokens up to and including each request. A value that equals
-    ``replace_from`` becomes ``replace_to``.
+    It takes the place of vLLM's ``expand_batch_to_tokens``. ``num_tokens`` is the length of the
+    result. ``ends`` has the number of drafted tokens up to and including each request. A value that
+    equals ``replace_from`` becomes ``replace_to``.
     """
     values = x.repeat_interleave(ends.diff(prepend=ends.new_zeros(1)))
     assert len(values) == num_tokens

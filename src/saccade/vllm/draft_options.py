@@ -30,8 +30,10 @@ class DraftOptions:
     # the latest ones.
     draft: str
     view: str = "scattered"  # The name of the view that chooses what the draft sees of a video.
-    keep: float | None = None  # The share of visual tokens it sees; None leaves it to the view.
-    length: int | None = None  # The length of every draft; None ("auto") drafts as far as it pays.
+    # The share of visual tokens that the draft sees. None leaves it to the view.
+    keep: float | None = None
+    # How many tokens every draft has. None ("auto") drafts as far as it pays.
+    length: int | None = None
     memory: float = 1.0  # In GiB, for the caches of all requests' drafts.
 
     def resolve_view(self) -> View:
@@ -55,7 +57,8 @@ def read_options(config: Any, environment: Mapping[str, str], max_length: int) -
     """Returns the options; those of the config win over those of the environment.
 
     ``config`` is the object that ``--additional-config`` has under "saccade". ``max_length`` is
-    ``num_speculative_tokens``. Raises OptionError for an unknown name or value.
+    ``num_speculative_tokens``. Raises OptionError for an unknown option, for a number out of range
+    and where no draft is named. The view's name is checked by :meth:`DraftOptions.resolve_view`.
     """
     values: dict[str, Any] = {
         name.removeprefix(ENVIRONMENT_PREFIX).lower(): value

@@ -2,9 +2,9 @@
 
 A scene (``scenes.Scene``) is a few coloured shapes that move over a textured background. The
 places in it are the cells of a 3 x 3 grid. A scene can be rendered with any number of frames and in
-any size, and its pixels are the same on every machine. The background has a soft tint: red grows
-with x, green with y and blue with time. From this tint the vision-language model can tell the place
-and the time, which its own positions, being relative, do not say.
+any size from 56 pixels a side on, and its pixels are the same on every machine. The background has
+a soft tint: red grows with x, green with y and blue with time. From this tint the vision-language
+model can tell the place and the time, which its own positions, being relative, do not say.
 """
 
 from __future__ import annotations
@@ -208,7 +208,8 @@ def clip_and_sprite_slices(
 def render(scene: Scene, frames: int, height: int, width: int | None = None) -> NDArray[np.uint8]:
     """Returns the pixels, uint8 [frames, height, width, 3] in RGB; a square without `width`.
 
-    Frame k shows the time (k + 0.5) / frames of the clip. Sides are at least 56 pixels.
+    Frame k shows the time (k + 0.5) / frames of the clip. Raises ValueError for a side below 56
+    pixels, or without frames.
     """
     width = height if width is None else width
     if frames < 1 or min(height, width) < 56:
@@ -254,7 +255,8 @@ def write_clip(
     width: int | None = None,
     fps: float = 8.0,
 ) -> None:
-    """Writes the clip as an MP4 (H.264, yuv420p) of `frames` frames at `fps`; even sides only."""
+    """Writes the clip as an MP4 (H.264, yuv420p) of `frames` frames, `fps` of them a second. Raises
+    ValueError for odd sides."""
     import av
 
     width = height if width is None else width

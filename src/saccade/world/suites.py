@@ -130,8 +130,8 @@ def _with_untrained_question(turns: Sequence[Exchange], seed: int) -> Sequence[E
 
 UNTRAINED_QUESTION = "Tell a friend who cannot see this clip everything that goes on in it."
 TASKS: Mapping[str, Kind] = {
-    "shapes-caption": Kind("describe", 256, "caption"),
-    "shapes-events": Kind("events", 128),
+    "shapes-caption": Kind("describe", max_answer_tokens=256, task="caption"),
+    "shapes-events": Kind("events", max_answer_tokens=128),
     # A clip has several short questions, and the seed selects one.
     "shapes-qa": Kind(
         "qa",
@@ -139,8 +139,8 @@ TASKS: Mapping[str, Kind] = {
         task="short",
         turns=lambda turns, seed: turns[seed % len(turns) :][:1],
     ),
-    "shapes-chat": Kind("chat", 192, turns=lambda turns, seed: turns[:2]),
-    "shapes-diff": Kind("diff", 128, media=_pictures),
+    "shapes-chat": Kind("chat", max_answer_tokens=192, turns=lambda turns, seed: turns[:2]),
+    "shapes-diff": Kind("diff", max_answer_tokens=128, media=_pictures),
     # The models were trained on square frames alone, and never on this question.
     "shapes-ood": Kind(
         "describe",
@@ -155,7 +155,11 @@ TASKS: Mapping[str, Kind] = {
 # some of these questions want, so their answers mean nothing.
 SECOND_TURN_TASKS: Mapping[str, Kind] = {
     f"shapes-second-{name}": Kind(
-        "image", 128, media=_picture, then=question, asks_next_item=question is None
+        "image",
+        max_answer_tokens=128,
+        media=_picture,
+        then=question,
+        asks_next_item=question is None,
     )
     for name, question in SECOND_TURNS.items()
 }

@@ -208,6 +208,7 @@ class Affordable(CostedView):
         return frozenset({Capability.COSTS})
 
     def with_share(self, keep: float) -> Pruned:
+        """Returns the view that keeps this share: ``FULL`` for all of it."""
         return replace(SCATTERED, select=scattered_or_first, keep=keep) if keep < 1 else FULL
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:

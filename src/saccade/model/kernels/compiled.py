@@ -56,12 +56,12 @@ CODED_ARGUMENTS = struct.Struct("4P8n")  # The layout of `coded_product` in kern
 # (``few_bits.CodedPanels``). In kernels.c this number is OUTPUTS_PER_UNIT. OUTPUTS_PER_PANEL there
 # is another number, for the panels of fp32 weights (:class:`Panels`).
 OUTPUTS_PER_CODED_PANEL = 32
-CODE_BLOCK = 32  # So many inputs of each output of such a weight share a scale.
+CODE_BLOCK = 32  # So many inputs of each output of a coded weight share a scale.
 TILE_OUTPUTS = 16  # Outputs of a tile of weights.
 TILE_INPUTS = 32  # Inputs of a tile of weights in bf16.
 MAX_HEAD_DIM = 256
 HEAD_DIM_MULTIPLE = 8
-TOLERANCE = 1e-4  # How far results may be from what torch computes.
+TOLERANCE = 1e-4  # How far results may be from torch's, or the compiled kernels are not used.
 BF16_TOLERANCE = 2**-7  # The same where results are rounded to bf16.
 VNNI_BIT = 4  # The bit of `low_precision_instructions` in kernels.c that stands for AVX512-VNNI.
 COMPILE_TIMEOUT_SECONDS = 60.0
@@ -75,8 +75,8 @@ class MassOutput(NamedTuple):
     alive during the call. ``columns`` has the places of the ``chosen`` keys. For each of them
     ``mass`` has two numbers, added up over the rows and the heads of a group: the key's share of
     the attention to all keys, and its share of the attention to the chosen keys. ``visible_keys``
-    has a number n for each row, which then sees the first n keys. If that address is 0, a row sees
-    every key up to itself, or all keys where there is a bias.
+    has a number n for each row of the queries, which then sees the first n keys. If that address is
+    0, a row sees every key up to itself, or all keys where there is a bias.
     """
 
     columns: int = 0
@@ -371,7 +371,7 @@ def is_available() -> bool:
 
 @cache
 def _library() -> ctypes.CDLL:
-    """Returns the library, and compiles it if that was not done for this processor before.
+    """Returns the library, and compiles it if there is none of this :func:`version` yet.
 
     Raises OSError or SubprocessError.
     """
@@ -386,6 +386,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _compile(path: Path) -> ctypes.CDLL:
+    """Compiles the library, stores it at ``path`` for later processes, and returns it."""
     with tempfile.TemporaryDirectory() as scratch:
         library = Path(scratch) / "kernels.so"
         subprocess.run(

@@ -1,8 +1,8 @@
 """Reads JSON that a model or a client writes, also while it is still being written.
 
 Unlike Python's ``json``, it distinguishes text that is not JSON from text that has not ended yet,
-refuses ``NaN`` and ``Infinity``, and returns values as they are written, so that no number loses
-digits or range. The grammar is that of RFC 8259.
+and refuses ``NaN`` and ``Infinity``. :func:`read_object` returns values as they are written, so
+that no number loses digits or range. The grammar is that of RFC 8259.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import re
 from decimal import Decimal
 from typing import Any
 
-MAX_DEPTH = 200  # Levels of objects and arrays. Recursive parsers in Python allow about 1000.
+# Levels of objects and arrays within one value. Recursive parsers in Python allow about 1000.
+MAX_DEPTH = 200
 MAX_INTEGER_DIGITS = 4000  # Python writes no integer of more than 4300.
 CLOSING = {"{": "}", "[": "]"}  # The closing bracket of each opening one.
 BLANKS = re.compile(r"[ \t\n\r]*")
@@ -30,7 +31,7 @@ WORDS = ("true", "false", "null")
 
 
 class NotJson(ValueError):
-    """The text is not JSON, whatever may follow it."""
+    """The text is not JSON, whatever may follow it, or it passes a limit of this module."""
 
 
 class Unfinished(ValueError):
@@ -40,7 +41,7 @@ class Unfinished(ValueError):
 def read_object(text: str, at: int = 0) -> tuple[dict[str, str], int]:
     """Returns the members of the object that begins at ``at``, and where the object ends.
 
-    Each value is the text as written. Raises NotJson or Unfinished.
+    Each value is the text as written. Of equal keys the last counts. Raises NotJson or Unfinished.
     """
     members: dict[str, str] = {}
     at = _expect(text, at, "{")
@@ -64,7 +65,8 @@ def parse_object(text: str) -> dict[str, Any]:
     """Parses a text that is one JSON object as a whole. Raises ValueError where it is not.
 
     A number beyond a float's range, such as 1e400, becomes an integer. As a float it would be
-    infinite, and would be written as Infinity, which is no JSON.
+    infinite, and would be written as Infinity, which is no JSON. A number of more digits than
+    Python writes raises ValueError too (``MAX_INTEGER_DIGITS``).
     """
     _, end = read_object(text)
     if text[end:].strip(" \t\n\r"):
@@ -73,7 +75,10 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def value_end(text: str, at: int = 0) -> int:
-    """Returns where the value that begins at ``at`` ends. Raises NotJson or Unfinished."""
+    """Returns where the value that begins at ``at`` ends. Raises NotJson or Unfinished.
+
+    A number that reaches the end of the text is unfinished, because more digits may follow.
+    """
     missing_brackets: list[str] = []  # Those that close what is open here, the innermost last.
     while True:  # Each time, ``at`` is where a value begins.
         at = _skip_blanks(text, at)
@@ -157,7 +162,6 @@ def _scalar_end(text: str, at: int) -> int:
             return at + len(word)
         if word.startswith(text[at : at + len(word)]):
             raise Unfinished
-    # A number that reaches the end of the text is unfinished, because more digits may follow.
     return _match_end(NUMBER, NUMBER_START, text, at)
 
 
