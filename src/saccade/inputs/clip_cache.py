@@ -93,7 +93,8 @@ def join_features(parts: Sequence[Any]) -> Any:
 
 
 def are_equal(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Returns whether two outputs of a processor have the same fields with the same tensors."""
+    """Returns whether two outputs of a processor have the same fields with the same tensors. The
+    values of fields that are not tensors in both are not compared."""
     return first.keys() == second.keys() and all(
         torch.equal(first[name], second[name])
         for name in first
