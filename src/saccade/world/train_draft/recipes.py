@@ -43,7 +43,8 @@ class Phase:
     learning_rate: float
     batch_size: int
     samples: int  # In the authors' data. The phase's share of the steps depends on it.
-    media: tuple[Kind, ...] = ALL_KINDS  # What the samples may show.
+    # What samples of the synthetic world may show. Conversations of --data are not chosen by it.
+    media: tuple[Kind, ...] = ALL_KINDS
     vision_rate: float = 1.0  # The vision tower's learning rate over that of the other parts.
     epochs: int = 1
     schedule: str = "cosine"  # Of the learning rate: a ``lr_scheduler_type`` of transformers.
