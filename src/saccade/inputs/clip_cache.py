@@ -22,8 +22,9 @@ class ClipCache:
     """What a processor's ``preprocess`` (resizing, normalising, cutting into patches) made of each
     clip of the latest prompt.
 
-    The first prompt of several clips is processed both clip by clip and as a whole. Where the
-    results differ, every prompt is processed as a whole from then on.
+    It is for one processor, because its entries do not say whose output they are. The first prompt
+    of several clips is processed both clip by clip and as a whole. Where the results differ, every
+    prompt is processed as a whole from then on.
     """
 
     def __init__(self) -> None:

@@ -285,7 +285,8 @@ def _extract(
 
 
 def _separate_reasoning(processor: Any, turn: Mapping[str, Any]) -> dict[str, Any]:
-    """Moves the reasoning of an assistant's turn into a field of its own.
+    """Moves the reasoning of an assistant's turn into a field of its own. Text before the reasoning
+    is dropped.
 
     Templates that support reasoning look for its end in the text, to leave it out of earlier turns.
     They could not find it in a text that has been extracted.

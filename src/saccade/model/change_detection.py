@@ -133,8 +133,8 @@ def is_from_library(kind: type) -> bool:
 
 
 def patched_functions(modules: Iterable[nn.Module]) -> list[str]:
-    """Returns the names of functions and classes that somebody replaced in those files of
-    transformers that define these modules."""
+    """Returns the names of functions and classes that somebody replaced, in those files of
+    transformers that define these modules, by ones of a package that such files do not import."""
     names = []
     for file_name in sorted({type(module).__module__ for module in modules}):
         if not file_name.startswith("transformers.models."):

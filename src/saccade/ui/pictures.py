@@ -133,7 +133,8 @@ def overlay_kept_tokens(frame: np.ndarray, share: np.ndarray) -> Image.Image:
 
     A view may keep other tokens for each attention head. Cells of tokens that any head keeps have a
     white border. ``frame`` is ``[height, width, 3]``. ``share``, ``[rows, columns]``, is the share
-    of heads that keep each token, and NaN where a cell has no token.
+    of heads that keep each token, and NaN where a cell has no token. Such a cell is drawn like one
+    whose token no head keeps.
     """
     picture = Image.fromarray(frame).resize(_picture_size(frame), Image.Resampling.BILINEAR)
     rows, columns = share.shape

@@ -1,8 +1,9 @@
 """Shape ``fit``: the chain length or tree that emits most tokens a second, given forwards' costs.
 
-Expected tokens per second of a shape = E[tokens emitted] / (draft levels x c + T(n)), with T(n) the
-target's time for n rows, c the draft's for one level, and E from the acceptance rate (Leviathan et
-al. 2023, Sec. 3; the ideal speedup is this over 1 / T(1)).
+Expected tokens per second of a shape = E[tokens emitted] / (draft forwards x c + T(n)), with T(n)
+the target's time for n rows, c the draft's for one of its forwards, which may draft several levels
+of a tree at once, and E from the acceptance rate (Leviathan et al. 2023, Sec. 3; the ideal speedup
+is this over 1 / T(1)).
 """
 
 from __future__ import annotations
