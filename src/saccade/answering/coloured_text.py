@@ -51,7 +51,7 @@ class IncrementalDecoder:
 
     def rest(self, answer_text: str | None = None) -> str:
         """Returns the text that is still withheld at the end. ``answer_text`` is the text of the
-        whole answer, if it is known."""
+        whole answer, if it is known. Without it a stop string that ended the answer is included."""
         text = self._decoder.decode(self._ids) if answer_text is None else answer_text
         return text[len(self._certain_text) :]
 

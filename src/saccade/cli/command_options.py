@@ -229,7 +229,7 @@ def resolve_question(question: str | None, prompt: str) -> str:
     """Returns the question, which is the argument after the video or that of --prompt.
 
     ``prompt`` is the default question where --prompt was not given. Raises OptionError where both
-    were given, or where the argument is a file.
+    were given, or where the argument is a file or folder that exists.
     """
     if question is not None and prompt != QUESTION:
         raise OptionError("give the question after the video or by --prompt, not both")

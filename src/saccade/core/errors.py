@@ -81,13 +81,14 @@ class DraftFailed(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, to be quoted in a message of Saccade's own. It
-    is empty if the error has no message."""
+    """Returns the first line of an error's message, to be quoted in a message of Saccade's own: at
+    most 300 characters of it, and without its full stop. It is empty if the error has no message.
+    """
     return (str(error).strip().splitlines() or [""])[0].rstrip(".")[:300]
 
 
 def kind_and_line(error: BaseException) -> str:
-    """Returns the kind and first line of an error that is not meant for people."""
+    """Returns the class's name and the first line of an error that is not meant for people."""
     return f"{type(error).__name__}: {first_line(error)}"
 
 

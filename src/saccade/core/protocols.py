@@ -27,7 +27,8 @@ State = Any
 from recorded rounds."""
 
 Growing = Generator[Tree, Scores, Tree]
-"""A growing draft: it yields the tree to be scored, is sent the scores, and returns the tree."""
+"""A growing draft. It yields a tree to be scored and is sent its scores, as often as it needs, and
+returns the tree that it has grown."""
 
 
 @dataclass(frozen=True)
@@ -148,9 +149,13 @@ class CostedView(View):
 class CostMemory(Protocol):
     """Costs as the rounds of earlier answers have corrected them, for a pair on this machine."""
 
-    def load(self) -> Costs | None: ...
+    def load(self) -> Costs | None:
+        """Returns the costs that were saved last; None if there are none."""
+        ...
 
-    def save(self, costs: Costs) -> None: ...
+    def save(self, costs: Costs) -> None:
+        """Stores costs for later answers."""
+        ...
 
 
 class Learner:

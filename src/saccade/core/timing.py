@@ -38,7 +38,8 @@ def now() -> float:
 
 
 def stopped_seconds() -> float:
-    """Returns how many seconds this thread's clock has stood still so far."""
+    """Returns how many seconds this thread's clock has stood still so far. A stop that has not
+    ended is not counted."""
     return _stopped.seconds
 
 

@@ -24,10 +24,10 @@ class Tree:
 
     ``parents[i]`` is a node before ``i`` or ``ROOT``. ``q[i]`` is the law node ``i`` was *sampled*
     from, or None when it was *chosen* (arg-max, top-k), which counts as a law with all mass on it.
-    Siblings that carry a q must be independent draws from that one law. ``confidences`` are the
-    draft's probabilities of the nodes, empty unless the shape reads them. ``match_length`` is above
-    0 only for a draft that was copied from the text. It is how many of the text's last tokens were
-    also found right before the passage that was copied.
+    Siblings that carry a q must be independent draws from one law, which each of them carries.
+    ``confidences`` are the draft's probabilities of the nodes, empty unless the shape reads them.
+    ``match_length`` is above 0 only for a draft that was copied from the text. It is how many of
+    the text's last tokens were also found right before the passage that was copied.
 
     **The rule of every shape: a drawn token stands.** Whether tokens are drawn below a node, and
     how many, may depend on laws and on the path down to that node, its own token included. It must
@@ -160,7 +160,10 @@ def common_length(first: Iterable[object], second: Iterable[object]) -> int:
 
 
 def follow(tree: Tree, tokens: Sequence[int]) -> list[int]:
-    """Returns the nodes on the way from the root along ``tokens``, as far as the tree has them."""
+    """Returns the nodes on the way from the root along ``tokens``, as far as the tree has them.
+
+    Of siblings with the same token only the first is followed.
+    """
     nodes: list[int] = []
     here = ROOT
     for token in tokens:
@@ -173,7 +176,10 @@ def follow(tree: Tree, tokens: Sequence[int]) -> list[int]:
 
 
 def chain_without_first(line: Tree, count: int) -> Tree:
-    """Returns what follows the first ``count`` nodes of a chain, as a chain of its own."""
+    """Returns what follows the first ``count`` nodes of a chain, as a chain of its own.
+
+    It has no ``confidences`` and no ``match_length``.
+    """
     return chain(line.tokens[count:], line.q[count:])
 
 

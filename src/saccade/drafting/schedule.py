@@ -53,7 +53,8 @@ class Group:
 
     @classmethod
     def start(cls, drafter: Drafter, requests: Sequence[int], cut: Cut, first: int = 0) -> Group:
-        """Makes a group of requests that have had no round yet."""
+        """Makes a group of requests that have had no round yet. ``first`` is its
+        ``first_request``."""
         return cls(drafter, {request: drafter.learner.start() for request in requests}, cut, first)
 
 
@@ -93,7 +94,8 @@ def take_turns(
 
 
 def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, Round]]:
-    """Runs one round of all requests of all groups, in one forward of the target."""
+    """Runs one round of all requests of all groups, in one forward of the target. Yields each
+    request's round with its group."""
     # The drafters propose.
     start = now()
     drafted = proposals([(group.drafter, _states_to_draft(group)) for group in groups])

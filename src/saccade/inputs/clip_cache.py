@@ -22,8 +22,9 @@ class ClipCache:
     """What a processor's ``preprocess`` (resizing, normalising, cutting into patches) made of each
     clip of the latest prompt.
 
-    The first prompt of several clips is processed both clip by clip and as a whole. Where the
-    results differ, every prompt is processed as a whole from then on.
+    It is for one processor, because its entries do not say whose output they are. The first prompt
+    of several clips is processed both clip by clip and as a whole. Where the results differ, every
+    prompt is processed as a whole from then on.
     """
 
     def __init__(self) -> None:
@@ -93,7 +94,8 @@ def join_features(parts: Sequence[Any]) -> Any:
 
 
 def are_equal(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Returns whether two outputs of a processor have the same fields with the same tensors."""
+    """Returns whether two outputs of a processor have the same fields with the same tensors. The
+    values of fields that are not tensors in both are not compared."""
     return first.keys() == second.keys() and all(
         torch.equal(first[name], second[name])
         for name in first

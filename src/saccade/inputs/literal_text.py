@@ -106,10 +106,10 @@ def render_conversation(
 ) -> tuple[str, Placeholders | None]:
     """Returns the conversation as ``render`` (a chat template) writes it, and its placeholders.
 
-    Placeholders are in the place of texts that must stay literal. Besides its content a turn may
-    have ``reasoning_content`` and ``tool_calls``, whose arguments are text of the model or a client
-    as well. ``name`` is the model's, for errors. Raises OptionError if a tokenizer cannot encode a
-    text literally.
+    Placeholders are in the place of documents and of texts that must stay literal; they are None if
+    there are neither. Besides its content a turn may have ``reasoning_content`` and ``tool_calls``,
+    whose arguments are text of the model or a client as well. ``name`` is the model's, for errors.
+    Raises OptionError if a tokenizer cannot encode a text literally.
     """
     turns = [_separate_reasoning(processor, turn) for turn in turns]
 
@@ -138,10 +138,13 @@ def render_conversation(
 def insert_placeholders(
     name: str, processor: Any, templated: str, extraction: Extraction
 ) -> tuple[str, Placeholders | None]:
-    """Returns the templated string with placeholders in the place of marks, and the texts' ids.
+    """Returns the templated string with placeholders in the place of marks, and the texts' ids, or
+    None if nothing was extracted.
 
-    Texts that the template wrote next to each other are encoded together, and have one placeholder.
-    A document is encoded by itself, so that its ids can be told from those of other texts.
+    Texts that the template left out have no placeholder. Texts that the template wrote next to each
+    other are encoded together, and have one placeholder. A document is encoded by itself, so that
+    its ids can be told from those of other texts. Raises OptionError if a text cannot be encoded
+    literally, or if no added token can be the placeholder.
     """
     if not extraction.texts:
         return templated, None
@@ -180,7 +183,11 @@ def insert_placeholders(
 
 
 def replace_placeholders(name: str, inputs: Inputs, placeholders: Placeholders | None) -> Inputs:
-    """Returns the processor's inputs with the ids of every text in the place of its placeholder."""
+    """Returns the processor's inputs with the ids of every text in the place of its placeholder.
+
+    The inputs are those of one conversation. If a text is a document, ``DOCUMENT_MASK`` is added to
+    them. Raises OptionError where there are more or fewer placeholders than texts.
+    """
     if placeholders is None:
         return inputs
     length = inputs["input_ids"].shape[1]
@@ -278,7 +285,8 @@ def _extract(
 
 
 def _separate_reasoning(processor: Any, turn: Mapping[str, Any]) -> dict[str, Any]:
-    """Moves the reasoning of an assistant's turn into a field of its own.
+    """Moves the reasoning of an assistant's turn into a field of its own. Text before the reasoning
+    is dropped.
 
     Templates that support reasoning look for its end in the text, to leave it out of earlier turns.
     They could not find it in a text that has been extracted.
@@ -319,7 +327,8 @@ def _control_ids(tokenizer: Any, tokens: Iterable[str]) -> set[int]:
 def _control_token_texts(processor: Any) -> list[str]:
     """Returns the texts of all control tokens of a tokenizer and its processor, longest first.
 
-    Some vocabularies have runs of blanks or single characters as added tokens. Those are text.
+    Some vocabularies have runs of blanks or single characters as added tokens. Those are text,
+    unless they are flagged as special.
     """
     tokenizer = getattr(processor, "tokenizer", processor)
     added = tokenizer.added_tokens_decoder.values()
@@ -329,7 +338,8 @@ def _control_token_texts(processor: Any) -> list[str]:
 
 
 def _is_control(content: str) -> bool:
-    """Whether an added token that is not marked special may control the model."""
+    """Returns whether an added token that is not flagged as special is a control token: it is
+    longer than a character and no run of blanks."""
     return len(content) > 1 and bool(content.replace(BLANK, " ").strip())
 
 

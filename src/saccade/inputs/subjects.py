@@ -67,8 +67,9 @@ def _kind_of(name: str) -> str:
 def is_text_file(file: Path) -> bool:
     """Returns whether a file is a text by its name, or by its first bytes if the name says nothing.
 
-    The first bytes are taken for text if they are UTF-8 without a zero byte. Every format of
-    pictures and videos has other bytes among its first ``FIRST_BYTES``.
+    The first bytes are taken for text if they are UTF-8 without a zero byte. Pictures and videos
+    have other bytes among their first ``FIRST_BYTES``, except in formats that are written as text,
+    such as SVG and plain PPM. An empty file is no text by its first bytes.
     """
     kind = _kind_of(file.name)
     if kind.startswith("text/") or kind == "application/json":
@@ -87,7 +88,8 @@ def is_text_file(file: Path) -> bool:
 
 
 def read_document(file: Path) -> str:
-    """Returns the text of a file. Raises OptionError where the file is not a text."""
+    """Returns the text of a file. Raises OptionError where the file is missing, empty, too large,
+    unreadable or not a text."""
     try:
         if file.is_file() and file.stat().st_size > MAX_DOCUMENT_BYTES:
             raise OptionError(

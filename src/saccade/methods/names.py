@@ -61,7 +61,7 @@ def resolve(name: str) -> Recipe:
 
 def choices(recipe: Recipe) -> dict[str, str]:
     """Returns the value of each axis in a recipe, as an override writes it. Axes at their default
-    are left out."""
+    are left out. A recipe that drafts nothing has the drafter "none" alone."""
     if not recipe.drafts:
         return {"drafter": "none"}
     values = {axis: kind.describe(recipe) for axis, kind in AXES.items()}
@@ -88,8 +88,8 @@ def describe(recipe: Recipe) -> dict[str, str]:
 def _fit_drafter(parts: Parts) -> MakeDrafter:
     """Returns the drafter that runs a draft model as the view and the schedule need it: in the
     target's process (``ModelDrafter``), in a process of its own (``WorkerDrafter``), or as an
-    ensemble that mixes the laws of several views. Any other drafter than ModelDrafter and
-    WorkerDrafter is returned unchanged."""
+    ensemble that mixes the laws of several views. If none of the three fits, the drafter of
+    ``parts`` is returned unchanged, and so is any other than ModelDrafter and WorkerDrafter."""
     if parts.drafter not in (ModelDrafter, WorkerDrafter):
         return parts.drafter
     candidates: tuple[MakeDrafter, ...] = (ModelDrafter, WorkerDrafter, DRAFTERS["ensemble"])

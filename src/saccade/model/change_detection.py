@@ -39,13 +39,13 @@ GLOBAL_HOOKS: tuple[dict[Any, Any], ...] = (
     torch_module._global_forward_hooks,
     torch_module._global_forward_pre_hooks,
 )
-# The folders of the code of torch and transformers, and of this package's.
+# The folders of the code of torch and transformers, and that of this package.
 LIBRARIES = tuple(
     f"{Path(str(package.__file__)).parent}{os.sep}" for package in (torch, transformers)
 )
 OUR_FILES = f"{Path(__file__).parents[1]}{os.sep}"
-# These attributes of modules and of configs do not change what is computed here. The last one is
-# where a rotary rule that depends on length stores the longest length so far.
+# These attributes of modules and of configs do not change what is computed here. In
+# ``max_seq_len_cached`` a rotary rule that depends on length stores the longest length so far.
 IRRELEVANT_SETTINGS = {"training", "gradient_checkpointing", "max_seq_len_cached"}
 # In these, transformers looks up the attention function that a config names, and its mask.
 ATTENTION_REGISTRIES = (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)
@@ -118,7 +118,8 @@ def foreign_hooks(module: nn.Module) -> list[Any]:
 
 
 def is_patched(module: nn.Module) -> bool:
-    """Returns whether somebody replaced a module's forward, in the module or in its class."""
+    """Returns whether somebody else than us replaced a module's forward, in the module or in its
+    class. Of classes, only those of torch and transformers are checked."""
     instance_forward = vars(module).get("forward")
     if instance_forward is not None:
         return not comes_from(instance_forward, (OUR_FILES,))
@@ -132,8 +133,8 @@ def is_from_library(kind: type) -> bool:
 
 
 def patched_functions(modules: Iterable[nn.Module]) -> list[str]:
-    """Returns the names of functions and classes that somebody replaced in those files of
-    transformers that define these modules."""
+    """Returns the names of functions and classes that somebody replaced, in those files of
+    transformers that define these modules, by ones of a package that such files do not import."""
     names = []
     for file_name in sorted({type(module).__module__ for module in modules}):
         if not file_name.startswith("transformers.models."):
@@ -236,7 +237,7 @@ class Snapshot:
                 and [*map(type, self._modules)] == self._types
                 # No weight has moved to other memory.
                 and [*map(Tensor.data_ptr, self._weights)] == self._addresses
-                # No weight was written to.
+                # No weight was written to, as far as torch counts (``version_of``).
                 and [*map(_version, self._versioned)] == self._versions
                 # No class has got another forward.
                 and all(kind.forward is forward for kind, forward in self._forwards)
@@ -271,9 +272,10 @@ _version = attrgetter("_version")  # For tensors whose writes are counted; see `
 def version_of(tensor: Tensor) -> int | None:
     """Returns how often a tensor was written to, as torch counts.
 
-    Returns None for a tensor that was made in inference mode, whose writes are not counted. Such
-    tensors are found by reading their version, which raises. ``is_inference`` does not find all of
-    them: it is False for a parameter that was made there and converted outside, as by ``.to``.
+    Writes by way of ``tensor.data`` are not counted. Returns None for a tensor that was made in
+    inference mode, of which no writes are counted. Such tensors are found by reading their version,
+    which raises. ``is_inference`` does not find all of them: it is False for a parameter that was
+    made there and converted outside, as by ``.to``.
     """
     try:
         return tensor._version
@@ -357,7 +359,8 @@ def _kind_of(parameter: Tensor | None) -> tuple[type, torch.dtype, torch.Size] |
 def settings(owner: object, leave_out: str = "") -> tuple[tuple[str, Setting], ...]:
     """Returns the attributes that a module or a config computes by: numbers, texts and booleans.
 
-    The one that is named ``leave_out`` is left out.
+    Left out are the one that is named ``leave_out``, ``IRRELEVANT_SETTINGS``, and those whose names
+    begin with "_".
     """
     return tuple(
         (name, value)

@@ -23,11 +23,11 @@ SPARE_SHARE = 0.05  # Free memory left for what is not counted: activations, the
 class PeakMemory:
     """Measures the most memory used since it was made, above what was in use then.
 
-    On GPUs it is what torch allocated, over all of ``devices``. Elsewhere it is how much the
-    resident size of this process grew, on Linux only. That growth is coarse. It includes whatever
-    else the process does meanwhile. It is 0 if the process needs no more memory from the system,
-    because what it freed before and still has is enough. Use one at a time, because each new one
-    restarts the peak.
+    On GPUs it is what torch allocated: the sum of each device's own peak. Elsewhere it is how much
+    the resident size of this process grew, on Linux only. That growth is coarse. It includes
+    whatever else the process does meanwhile. It is 0 if the process needs no more memory from the
+    system, because what it freed before and still has is enough. Use one at a time, because each
+    new one restarts the peak.
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:

@@ -537,7 +537,8 @@ class LayerStates:
         self._after_forward[layer] = state
 
     def earlier(self, layer: int, scored_nodes: int) -> Updates | None:
-        """Returns the updates of the tree's first rows, which earlier forwards have scored."""
+        """Returns the updates of the tree's first rows, which earlier forwards have scored; None if
+        ``scored_nodes`` is 0."""
         updates = self._updates[layer]
         return updates.first(scored_nodes) if scored_nodes and updates is not None else None
 
@@ -558,7 +559,7 @@ class LayerStates:
         self._stack_after_forward = stacked
 
     def earlier_of_all_layers(self, scored_nodes: int) -> Updates:
-        """Does :meth:`earlier` for all layers."""
+        """Does :meth:`earlier` for all layers. ``scored_nodes`` has to be above 0."""
         return self._updates.stacked().first(scored_nodes)
 
     def put_of_all_layers(self, stacked: Updates) -> None:
@@ -684,7 +685,8 @@ class LayerStates:
         return copied_states
 
     def first_layers(self, count: int) -> LayerStates:
-        """Returns a copy with the states of the first so many layers."""
+        """Returns a copy with the states of the first so many layers, for a text that goes on from
+        here. What the tree's rows would change and the path committed last are not copied."""
         first_states = LayerStates([*self._empty.first(count)])
         first_states.length, first_states.states = self.length, self.states.first(count)
         first_states._snapshots = {n: each.first(count) for n, each in self._snapshots.items()}
@@ -748,8 +750,8 @@ class MixerRows(Protocol):
     def convolve(
         self, mixer: Mixer, inputs: Float[Tensor, "all channel"], layer: int
     ) -> Float[Tensor, "all channel"]:
-        """Returns the convolution of each row with the inputs before it on its path, and stores
-        the inputs."""
+        """Returns the convolution of each row with the inputs before it on its path, after the
+        mixer's ``activate``, and stores the inputs."""
 
     def read(self, delta: DeltaRows, layer: int) -> Values:
         """Returns what each row reads from its memory, and stores what the rows write."""

@@ -3,8 +3,8 @@
 Such rules are dynamic NTK and longrope, and ``backbone`` uses this module for them. transformers
 takes the length from the largest position in a forward, remembers the largest length so far, and
 rotates every row of the forward by it. With rows of several requests, or with several drafted
-tokens, a row would be rotated by its neighbours' length. Here each row is rotated as in a text of
-its own that ends there, by a module that remembers nothing.
+tokens, a row would be rotated by its neighbours' length. Here the caller says how long each row's
+text is, and each row is rotated as in a text of that length, by a module that remembers nothing.
 """
 
 from __future__ import annotations

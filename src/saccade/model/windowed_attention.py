@@ -43,7 +43,8 @@ class Extras:
 
 
 def windows_of(config: Any, layers: Sequence[int]) -> list[KeyWindow | None]:
-    """Returns the windows of these layers of a language model, by its config."""
+    """Returns the windows of these layers of a language model, by its config; None for each layer
+    without one."""
     described = config.to_dict()
     kinds = described.get("layer_types")
     if kinds is None:

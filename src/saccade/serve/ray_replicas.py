@@ -137,11 +137,12 @@ def deployment_options(
 ) -> dict[str, Any]:
     """Returns Ray Serve's options for a deployment of ``replicas`` replicas.
 
-    A replica gets as many requests as it has slots. As many again may wait in the proxy, which
-    refuses further ones with 429. Under load the deployment grows to at most ``max_replicas``:
-    another replica is started where the replicas have more requests each, on average, than one can
-    run at once. ``drain_seconds`` is how long a replica that is stopped may finish its requests.
-    With ``uses_gpus`` each replica has one GPU.
+    A replica has a slot for each request that it may run or let wait, and gets as many requests as
+    it has slots. As many again may wait in the proxy, which refuses further ones with 429. Under
+    load the deployment grows to at most ``max_replicas``: another replica is started where the
+    replicas have more requests each, on average, than one can run at once. ``drain_seconds`` is how
+    long a replica that is stopped may finish its requests. With ``uses_gpus`` each replica has one
+    GPU.
     """
     slots = settings.max_running + settings.max_waiting
     scaling: dict[str, Any] = {"num_replicas": replicas}

@@ -222,7 +222,9 @@ class RequestReader:
     def _template_variables(self, request: ChatRequest, template: str) -> dict[str, Any]:
         """Returns the request's template variables, without those that this template never reads.
 
-        ``reasoning_effort`` becomes a variable where the template reads it.
+        ``reasoning_effort`` becomes a variable where the template reads it. Otherwise an effort of
+        "none" sets ``enable_thinking`` to False, where the template reads that. If the request has
+        this variable in ``chat_template_kwargs``, that value stays.
         """
         variables = dict(request.chat_template_kwargs or {})
         effort = request.reasoning_effort
@@ -246,7 +248,7 @@ class RequestReader:
         """Returns an engine request for each answer, their form, and warnings about the media.
 
         The answers differ in their seeds. Media are removed from ``data_urls`` as they are
-        read, which frees their memory. Another thread may stop the decoding by ``stop``. Raises
+        read, which frees their memory. Another thread may stop this reading by ``stop``. Raises
         SaccadeError.
         """
         if isinstance(request, ChatRequest):

@@ -50,11 +50,12 @@ def measure_kept_tokens(
     text_maker: TextMaker,
 ) -> tuple[KeptTokens, ...]:
     """Returns what each view of the draft kept: several for an ensemble, none if the draft reads no
-    visual tokens.
+    visual tokens or the prompt has none.
 
     A method may leave open how much the draft reads, and planning decides it. So ``recipe`` must be
-    planned, such as the ``recipe`` of a stream that has started. A call costs a prefill of the
-    target and one run of the draft's vision tower.
+    planned, such as the ``recipe`` of a stream that has started. ``draft_inputs`` are those of the
+    draft's own processor; None if the draft gets the target's. A call costs a prefill of the target
+    and one run of the draft's vision tower.
     """
     view = recipe.view
     offers = recipe.drafter.offers

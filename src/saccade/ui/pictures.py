@@ -98,7 +98,8 @@ def outcome(duel: Duel, sampled: bool) -> str:
 
 
 def strip(frames: np.ndarray, times: Sequence[float]) -> str:
-    """Returns some of the frames ``[frame, height, width, 3]`` in a row."""
+    """Returns some of the frames ``[frame, height, width, 3]`` in a row. ``times`` are the seconds
+    of all frames."""
     labels = [(i, f"{times[i]:.1f} s") for i in _spread_evenly(len(frames))]
     pictures = [
         (_png(Image.fromarray(frames[i])), label, f"frame at {label}") for i, label in labels
@@ -132,7 +133,8 @@ def overlay_kept_tokens(frame: np.ndarray, share: np.ndarray) -> Image.Image:
 
     A view may keep other tokens for each attention head. Cells of tokens that any head keeps have a
     white border. ``frame`` is ``[height, width, 3]``. ``share``, ``[rows, columns]``, is the share
-    of heads that keep each token, and NaN where a cell has no token.
+    of heads that keep each token, and NaN where a cell has no token. Such a cell is drawn like one
+    whose token no head keeps.
     """
     picture = Image.fromarray(frame).resize(_picture_size(frame), Image.Resampling.BILINEAR)
     rows, columns = share.shape
@@ -290,8 +292,9 @@ def rounds_chart(
     """Returns what changed from round to round, as a picture of one to three panels.
 
     The first panel has the drafted and accepted tokens. If any tree branches, another has the
-    trees' depth and width. The last has the weights of an ensemble's ``views``, if any are given.
-    ``chosen`` is the index of the round that is pointed at.
+    trees' depth and width. The last has the weights of an ensemble's ``views``, if any are given
+    and every round with a draft has a note of their weights. ``chosen`` is the index of the round
+    that is pointed at.
     """
     if not any(round.tokens for round in rounds):
         return message("Nothing was drafted, so there are no rounds to show.")

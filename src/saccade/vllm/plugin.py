@@ -28,7 +28,7 @@ from saccade.core.errors import OptionError
 # name has to begin with "vllm".
 RUNNER_MODULE = re.compile(r"vllm\w*\.(\w+\.)*\w*model_runner\w*")
 RUNNER_CLASS = re.compile(r"\w*ModelRunner(V\d+)?")
-ENTRY_POINT = "saccade"
+ENTRY_POINT = "saccade"  # The plug-in's name, as in VLLM_PLUGINS and in pyproject.toml.
 PATCHED_ATTRIBUTE = "_saccade_patched"  # It is set on runner classes that were patched.
 DRAFT_ATTRIBUTE = "_saccade_draft"  # It holds, in a runner, the draft that was given this runner.
 
@@ -38,7 +38,8 @@ class RunnerAware(ABC):
 
     @abstractmethod
     def set_runner(self, runner: Any) -> None:
-        """Is called once, after the constructor of the runner has made this draft."""
+        """Is called once, after the runner's constructor, or that of its base class, has made this
+        draft. The constructor of a derived class may still be running then."""
 
 
 def register() -> None:
@@ -51,7 +52,8 @@ def register() -> None:
 
 
 def patch_runners(module: ModuleType) -> None:
-    """Patches the runner classes that a module defines; a second call changes nothing."""
+    """Patches the runner classes that a module defines and that have a constructor of their own.
+    Others inherit the constructor of their base class. A second call changes nothing."""
     for runner_class in _runner_classes(module):
         if "__init__" in vars(runner_class) and PATCHED_ATTRIBUTE not in vars(runner_class):
             _patch(runner_class)

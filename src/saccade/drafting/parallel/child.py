@@ -284,8 +284,8 @@ class JobRunner:
 
 
 def work(channel: Channel) -> None:
-    """Runs a worker until the connection is closed. The first message has the parent's
-    ``sys.path``."""
+    """Runs a worker until the parent closes the connection, which raises ConnectionError. The first
+    message has the parent's ``sys.path``."""
     (sys.path[:],) = channel.receive()
     WorkerLoop(channel).work()
 
@@ -350,6 +350,7 @@ class WorkerLoop:
         self._channel.send((self._job_number, *message))
 
     def _handle(self, name: str, *content: Any) -> None:
+        """Handles one message. Messages about a job that has ended are ignored."""
         handlers: dict[str, Callable[..., None]] = {
             "begin": self._begin,
             "model": self._add_model,

@@ -1,8 +1,9 @@
 """Shape ``fit``: the chain length or tree that emits most tokens a second, given forwards' costs.
 
-Expected tokens per second of a shape = E[tokens emitted] / (draft levels x c + T(n)), with T(n) the
-target's time for n rows, c the draft's for one level, and E from the acceptance rate (Leviathan et
-al. 2023, Sec. 3; the ideal speedup is this over 1 / T(1)).
+Expected tokens per second of a shape = E[tokens emitted] / (draft forwards x c + T(n)), with T(n)
+the target's time for n rows, c the draft's for one of its forwards, which may draft several levels
+of a tree at once, and E from the acceptance rate (Leviathan et al. 2023, Sec. 3; the ideal speedup
+is this over 1 / T(1)).
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ ACCEPTANCE_MEMORY = 0.98  # Each round multiplies the weight of earlier judged t
 def expected_tree(rate: float, paths: Paths) -> float:
     """Returns E[tokens] of a round that drafts a static tree, the target's own token included.
 
-    A path has a rank for each of its tokens, which is the token's place among its siblings: (0, 1)
-    is the likeliest first token, and below it the second likeliest token after that one. The first
-    rank is right with probability ``rate``, and each further rank with half of what is left: 0.8,
-    0.1, 0.05 and so on. The halving is an assumption that was not measured; chains do not depend on
-    it.
+    ``paths`` has one path for each node of the tree, from the root down to the node. A path has a
+    rank for each of its tokens, which is the token's place among its siblings: (0, 1) is the
+    likeliest first token, and below it the second likeliest token after that one. The first rank is
+    right with probability ``rate``, and each further rank with half of what is left: 0.8, 0.1, 0.05
+    and so on. The halving is an assumption that was not measured; chains do not depend on it.
     """
     chance_by_rank = [rate]
     for _ in range(max((max(path) for path in paths), default=0)):
@@ -54,7 +55,9 @@ class FitState(NamedTuple):
     # now believed to take, divided by its measured cost. The tuple is empty while all ratios are 1.
     # No forward has 0 rows, so ``ratios[0]`` is never used.
     ratios: tuple[float, ...] = ()
-    requests: int = 1  # how many requests shared the forwards of the last round
+    # How many requests shared the forwards of the last round; always 1 when sampling, whatever the
+    # load is.
+    requests: int = 1
 
 
 class _Option(NamedTuple):
@@ -70,9 +73,10 @@ class _Option(NamedTuple):
 class Fit(CostedShape):
     """Chooses before every round the chain length or tree with the best expected rate.
 
-    Costs are measured once per machine and pair, and corrected by the seconds of rounds. They are
-    not corrected when sampling, so that draws do not depend on any clock. The acceptance rate is
-    learnt from the rounds, starting at the prior. In a tree it is that of the first sibling alone.
+    Costs are measured once per machine and pair, and corrected by the seconds of rounds in which a
+    request was alone. They are not corrected when sampling, so that draws do not depend on any
+    clock. The acceptance rate is learnt from the rounds, starting at the prior. In a tree it is
+    that of the first sibling alone.
     """
 
     trees: tuple[Paths, ...] = ()
@@ -105,7 +109,7 @@ class Fit(CostedShape):
         return FitState(prior)
 
     def choose(self, state: State) -> int | Paths:
-        """Returns a chain length or the paths of a tree."""
+        """Returns the draft that is expected to be fastest: a chain's length, or a tree's paths."""
         learnt: FitState = state
         costs = self.forward_costs.per_request(learnt.requests)
         ratios = learnt.ratios or self._unit_ratios

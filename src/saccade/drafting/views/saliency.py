@@ -100,9 +100,10 @@ def transfer(
     """Transfers the saliency of one model's visual tokens to another model's finer or coarser grid.
 
     Each cell of ``other_grid`` gets the saliency of the cell at the same relative (t, h, w) of its
-    medium. Where the grids have different media (because of tiles), or ``grid`` lacks cells of a
-    medium, the visual tokens are matched by their order alone: the cell halfway through
-    ``other_grid`` gets the saliency of the token halfway through ``grid``.
+    medium. The rows of ``grid`` have to be in the order of t, h and w within a medium. Where the
+    grids have different media (because of tiles), or ``grid`` lacks cells of a medium, the visual
+    tokens are matched by their order alone: the cell halfway through ``other_grid`` gets the
+    saliency of the token halfway through ``grid``.
     """
     if torch.equal(grid, other_grid):
         return saliency

@@ -19,7 +19,8 @@ TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
 
 
 def strip_long_texts(file: Any) -> Any:
-    """Returns the file; for a PNG with texts or profiles that are too long, a copy without them."""
+    """Returns the file; for a PNG with texts or profiles that are too long, each or together, a
+    copy without those that are too much. The file that is returned is at its beginning."""
     file.seek(0)
     if file.read(len(SIGNATURE)) != SIGNATURE:
         file.seek(0)

@@ -76,8 +76,8 @@ def _token_ids(tokenizer: Any) -> dict[str, int]:
 
 
 def find_marks(tokenizer: Any, template: Any) -> Marks | None:
-    """Returns the marks that a tokenizer has as tokens, or else those that a chat template
-    contains; None if there are none."""
+    """Returns the marks that a tokenizer has as tokens, or else those whose closing mark a chat
+    template contains; None if there are none."""
     added = _token_ids(tokenizer)
     for opening, closing in MARKS:
         if opening in added and closing in added:
@@ -131,7 +131,11 @@ class Reasoning:
         return len(ids) if end is None else end + 1
 
     def grammar(self, grammar: Grammar, end_ids: Sequence[int], vocab: int) -> Grammar:
-        """Returns the grammar of an answer that may reason first and then follows ``grammar``."""
+        """Returns the grammar of an answer that may reason first and then follows ``grammar``.
+
+        It is ``grammar`` itself if the answer has no reasoning, or if the marks are not single
+        tokens.
+        """
         opening_id, closing_id = self.marks.opening_id, self.marks.closing_id
         if self.start == "closed" or opening_id is None or closing_id is None:
             return grammar

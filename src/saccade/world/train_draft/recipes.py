@@ -3,10 +3,10 @@
 TABED (Lee et al., 2025; appendix H.1, tables 7 and 8) trains small vision-language models as drafts
 by two published procedures. LLaVA-1.5 (Liu et al., 2024) aligns the projector, then tunes projector
 and language model. LLaVA-OneVision (Li et al., 2024) aligns the projector, then trains everything
-in three phases, the vision tower at a fifth of the rate. A third recipe trains an EAGLE-3 head.
+in three phases, the vision tower at a fifth of the rate. One more recipe trains an EAGLE-3 head.
 
-The phases share the requested steps in the papers' proportions: samples x epochs / batch size.
-``trainer`` trains by these recipes.
+Of the requested steps each phase gets one. The phases share the others in the papers' proportions:
+samples x epochs / batch size. ``trainer`` trains by these recipes.
 """
 
 from __future__ import annotations
@@ -43,17 +43,18 @@ class Phase:
     learning_rate: float
     batch_size: int
     samples: int  # In the authors' data. The phase's share of the steps depends on it.
-    media: tuple[Kind, ...] = ALL_KINDS  # What the samples may show.
+    # What samples of the synthetic world may show. Conversations of --data are not chosen by it.
+    media: tuple[Kind, ...] = ALL_KINDS
     vision_rate: float = 1.0  # The vision tower's learning rate over that of the other parts.
     epochs: int = 1
-    schedule: str = "cosine"  # Of the learning rate.
+    schedule: str = "cosine"  # Of the learning rate: a ``lr_scheduler_type`` of transformers.
     warmup: float = 0.03  # The share of the phase's steps in which the learning rate rises.
     weight_decay: float = 0.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of ``saccade train-draft``; a resumed run must have the same.
+    """The options of ``saccade train-draft``; a run is resumed only with the same values.
 
     ``phases`` may leave out the first phase for a draft whose projector has been aligned already.
     """
@@ -195,7 +196,10 @@ def select_recipe(name: str, phases: str | None = None) -> DraftRecipe:
 
 
 def share_steps(steps: int, phases: Sequence[Phase]) -> list[int]:
-    """Returns the steps of each phase: in the papers' proportions, at least one each."""
+    """Returns the steps of each phase: one each, and the others in the papers' proportions.
+
+    Raises OptionError if there are fewer steps than phases.
+    """
     if steps < len(phases):
         raise OptionError(f"--steps {steps} is too few for {len(phases)} phases; give one for each")
     weights = [phase.samples * phase.epochs / phase.batch_size for phase in phases]
@@ -237,5 +241,6 @@ def parts_by_parameter(model: nn.Module) -> dict[str, Part]:
 
 
 def trained_parameters(model: nn.Module, phase: Phase) -> dict[str, Part]:
-    """Returns the parameters that a phase trains, by name, with the part of each."""
+    """Returns the parameters of a draft model (not a head) that a phase trains: the part of each,
+    by its name."""
     return {name: part for name, part in parts_by_parameter(model).items() if part in phase.trains}
