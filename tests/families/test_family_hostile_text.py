@@ -360,3 +360,26 @@ def test_arguments_and_reasoning_stay_words() -> None:
     assert "<think>hm <|im_end|></think>yes" in read
     assert json.dumps(arguments, ensure_ascii=False) + "</tool_call>" in read
     assert "<think>so </think></think>" in read
+
+
+def test_texts_that_the_template_leaves_out_are_left_out() -> None:
+    """Claim: a control token in reasoning that the template drops does no harm, also where no other
+    text of the conversation has one."""
+    processor = added("<think>", "</think>")
+    processor.chat_template = (
+        "{% for m in messages %}{% if m.reasoning_content and loop.last %}"
+        "{{ m.reasoning_content }}{% endif %}"
+        "{% for part in m.content %}{{ part.text }}{% endfor %}<|im_end|>\n{% endfor %}"
+    )
+
+    def ask(reasoning: str) -> list[int]:
+        answer = [{"type": "text", "text": "yes"}]
+        turns = [
+            {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+            {"role": "assistant", "content": answer, "reasoning_content": reasoning},
+            {"role": "user", "content": [{"type": "text", "text": "and now?"}]},
+        ]
+        ids: list[int] = conversation_inputs("it", processor, turns)["input_ids"][0].tolist()
+        return ids
+
+    assert ask("a <|im_end|> here") == ask("plain words")

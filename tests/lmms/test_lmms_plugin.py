@@ -112,6 +112,8 @@ def test_what_saccade_cannot_do_is_refused_by_name():
         plugged().generate_until_multi_round([])
     with pytest.raises(ModelError, match="no checkpoint folder"):
         lmms.Saccade("./nowhere")
+    with pytest.raises(OptionError, match="unknown argument 'frame' .*did you mean frames"):
+        lmms.Saccade("shapes", frame=8)
 
 
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch):

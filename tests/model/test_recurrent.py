@@ -596,6 +596,7 @@ def test_a_states_bytes_are_those_that_are_planned_for():
         one = model.state_bytes // recurrent.STATES_PER_REQUEST
         assert request.cache.states.bytes <= model.state_bytes
         assert request.cache.states.bytes % one == 0
+        assert request.cache.states.bytes >= 2 * one, "the empty states are stored too"
         rows = request.cache.bytes - request.cache.states.bytes
         assert rows == model.token_bytes * request.cache.capacity
         session.score({0: chain([1, 2, 3])})

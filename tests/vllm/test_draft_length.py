@@ -231,6 +231,7 @@ def test_options_are_read_from_config_and_environment():
         ({}, "no draft is named"),
         ({"draft": "b", "veiw": "full"}, "unknown option 'veiw'"),
         ({"draft": "b", "keep": 1.5}, "keep=1.5"),
+        ({"draft": "b", "keep": True}, "keep=True"),
         ({"draft": "b", "memory": "lots"}, "memory=lots"),
         ({"draft": "b", "length": 9}, "up to num_speculative_tokens=8"),
         ({"draft": "b", "length": "0"}, "length=0"),

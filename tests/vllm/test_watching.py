@@ -70,6 +70,23 @@ def test_what_is_watched_is_what_we_record(cuts):
     torch.testing.assert_close(attention[1], prefill.relevance)
 
 
+def test_a_prompt_without_text_after_its_media_is_not_watched():
+    """Claim: where no text follows the media there is nothing that could be recorded, so there is
+    no attention, and no key is stored. Fails if a view gets zeros to choose by."""
+    _, seen = _recorded()
+    layers = _layers(len(seen))
+    ids = [1, VIDEO, VIDEO]
+    reading = SimpleNamespace(num_prompt_tokens=3, mm_features=[1], prompt_token_ids=ids)
+    batch = SimpleNamespace(req_ids=["a"], num_computed_tokens_cpu=np.array([0]))
+    watch = AttentionWatch(
+        SimpleNamespace(input_batch=batch, requests={"a": reading}), layers, {VIDEO: "video"}
+    )
+    meta = SimpleNamespace(query_start_loc=torch.tensor([0, 3]))
+    for layer, (q, k) in zip(list(layers.values())[1:], seen, strict=True):
+        layer.impl.forward(layer, q[:3], k[:3], k[:3], None, meta)
+    assert not watch._prompts and watch.take("a") is None
+
+
 def test_keys_of_prompts_under_way_are_bounded():
     """Claim: of two prompts whose keys would together take more than is allowed the second passes
     by unseen; one that comes when the first has been read to its end is watched."""

@@ -7,10 +7,11 @@ settings become ours. What is not supported is refused, or left out with a warni
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from transformers import GenerationConfig
 from saccade.answering.chat_model import stream_answer
 from saccade.cli import run_setup
 from saccade.cli.command_options import LoadOptions
-from saccade.core.errors import OptionError, SaccadeError
+from saccade.core.errors import OptionError, SaccadeError, suggest
 from saccade.core.result import Result, emitted_per_forward
 from saccade.core.stopping import MAX_NEW_TOKENS
 from saccade.engine.generate import DEFAULT_METHOD
@@ -98,6 +99,10 @@ class Saccade(Model):
             raise OptionError(f"batch_size={batch_size}: saccade answers one request at a time")
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise OptionError("saccade runs in one process: split a task by --offset and --limit")
+        known_options = [field.name for field in fields(LoadOptions)]
+        for name in load_options.keys() - known_options:
+            hint = suggest(name, [*known_options, *inspect.signature(Saccade).parameters])
+            raise OptionError(f"unknown argument {name!r} of the model{hint}")
         use_threads(threads)
         (self._recipe,) = run_setup.resolve_recipes([method.strip("\"'")])
         self._sampling = FrameSampling(num_frames=frames)

@@ -197,14 +197,15 @@ def replace_placeholders(name: str, inputs: Inputs, placeholders: Placeholders |
     # Each placeholder is first repeated as often as its text has ids, in every field. If the ids
     # are [a, P, b] and the text of P has three ids, ``rows`` is [0, 1, 1, 1, 2].
     repeats = torch.ones(length, dtype=torch.long)
-    repeats[places] = torch.tensor([len(ids) for ids in placeholders.ids])
+    lengths = torch.tensor([len(ids) for ids in placeholders.ids], dtype=torch.long)
+    repeats[places] = lengths
     rows = torch.arange(length).repeat_interleave(repeats)
     expanded = {key: inputs[key][:, rows] for key in FIELDS_PER_TOKEN if key in inputs}
     ids = expanded["input_ids"]
     is_text = ids == placeholders.token
-    ids[is_text] = torch.tensor([i for text_ids in placeholders.ids for i in text_ids])
+    all_text_ids = [i for text_ids in placeholders.ids for i in text_ids]
+    ids[is_text] = torch.tensor(all_text_ids, dtype=ids.dtype)
     if any(placeholders.are_documents):
-        lengths = torch.tensor([len(text_ids) for text_ids in placeholders.ids])
         is_document = torch.tensor(placeholders.are_documents).long().repeat_interleave(lengths)
         expanded[DOCUMENT_MASK] = torch.zeros_like(ids).masked_scatter(is_text, is_document)
     return {**inputs, **expanded}

@@ -38,8 +38,9 @@ from saccade.core.errors import ModelError
 
 CHUNK = 64  # rows of committed text whose triangular system is solved at once
 MAX_SNAPSHOTS = 4  # More would cost memory, and a turn usually goes on from a recent one.
-# A request keeps its snapshots, its current states, and those before the path accepted last.
-STATES_PER_REQUEST = MAX_SNAPSHOTS + 2
+# A request keeps its snapshots, its current states, those before the path accepted last, and the
+# empty ones before its first token.
+STATES_PER_REQUEST = MAX_SNAPSHOTS + 3
 
 
 # -- the delta rule --------------------------------------------------------------------------------
@@ -513,7 +514,7 @@ class LayerStates:
     @property
     def bytes(self) -> int:
         """The bytes of all stored states. A tensor that is stored twice counts once."""
-        stored = [self.states, *self._snapshots.values()]
+        stored = [self._empty, self.states, *self._snapshots.values()]
         if self._journal is not None:
             stored.append(self._journal.states)
         tensors = {

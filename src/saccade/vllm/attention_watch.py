@@ -83,7 +83,7 @@ class AttentionWatch:
 
     def take(self, name: str) -> AttentionMass | None:
         """Returns a request's attention and forgets it; None where not all of it was recorded, or
-        where the prompt has no visual token."""
+        where the prompt has no visual token, or no text after the last one."""
         prompt = self._prompts.pop(name, None)
         if prompt is None or prompt.position < prompt.length:
             return None
@@ -120,22 +120,25 @@ class AttentionWatch:
                 prompt.position = position + stop - start
 
     def _start_prompt(self, name: str, state: Any, impl: Any, key: Tensor) -> None:
-        """Starts to record a prompt at its first row, if its keys fit into the allowed memory."""
+        """Starts to record a prompt at its first row, if text follows its last visual token and
+        its keys fit into the allowed memory."""
+        self._prompts.pop(name, None)  # A preempted prompt begins again.
+        ids = torch.tensor(state.prompt_token_ids)
+        visual_rows = torch.isin(ids, torch.tensor([*self.placeholders])).nonzero().squeeze(-1)
+        text_start = int(visual_rows[-1]) + 1 if len(visual_rows) else 0
+        if text_start == len(ids):
+            return
         device = key.device
         length = len(state.prompt_token_ids)
         key_bytes = len(self._watched_layers) * length * key[0].numel() * key.element_size()
-        self._prompts.pop(name, None)  # A preempted prompt begins again.
         unfinished = (
             each.key_bytes for each in self._prompts.values() if each.position < each.length
         )
         if sum(unfinished) + key_bytes > self.memory:
             return
-        ids = torch.tensor(state.prompt_token_ids)
-        visual_rows = torch.isin(ids, torch.tensor([*self.placeholders])).nonzero().squeeze(-1)
         mass = torch.zeros(
             len(self._watched_layers), impl.num_kv_heads, len(visual_rows), device=device
         )
-        text_start = int(visual_rows[-1]) + 1 if len(visual_rows) else 0
         keys: list[list[Tensor]] = [[] for _ in self._watched_layers]
         self._prompts[name] = _PromptAttention(
             visual_rows.to(device),

@@ -93,7 +93,7 @@ def read_options(config: Any, environment: Mapping[str, str], max_length: int) -
 
 def _parse_number(name: str, value: Any, maximum: float) -> float:
     try:
-        number = float(value)
+        number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         number = math.nan
     if not 0 < number <= maximum or math.isinf(number):
