@@ -61,7 +61,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Stream(Iterator[Round]):
-    """Yields rounds as they happen. After the last one ``results`` has one entry per request.
+    """Yields rounds as they happen. After the last one ``results`` has one entry per answer.
 
     ``on_phase`` is called with the name of each phase as the phase begins: "costs" (timing
     forwards, where that was not done before), "vision", "prefill", "guide" (choosing what the draft
@@ -174,7 +174,8 @@ class Stream(Iterator[Round]):
         scope = partial(step_scope, batch.target, self.recipe, batch.exact)
 
         def emit(round: Round) -> Round:
-            """Frees a request that has ended, and adds the text to its round."""
+            """Adds the text to a round. If the round ended its request, this also frees the
+            request's caches, unless they are kept for a later turn."""
             if round.finish is not None and not keep:
                 batch.end(round.request)
             return self._with_text(round, batch)
@@ -255,8 +256,9 @@ class _ResolvedCall:
 
 
 def _with_named_arguments(function: Function) -> Function:
-    """Puts the names of all :class:`CallArguments` into a function's signature, where editors and
-    transformers look for them."""
+    """Puts the names of :class:`CallArguments` into a function's signature, where editors and
+    transformers look for them. Those of ``Settings`` are not listed: ``**settings`` stands for
+    them."""
     # The last parameter is ``**arguments``, from which the named ones are made.
     *parameters, var_keyword = inspect.signature(function).parameters.values()
     defaults = {"method": DEFAULT_METHOD, "exact": False}
@@ -269,7 +271,7 @@ def _with_named_arguments(function: Function) -> Function:
             annotation=hint,
         )
         for name, hint in hints.items()
-        if name not in Settings.__annotations__  # ``**settings`` below stands for those.
+        if name not in Settings.__annotations__
     ]
     settings = var_keyword.replace(name="settings", annotation=Unpack[Settings])
     vars(function)["__signature__"] = inspect.Signature([*parameters, *named, settings])
@@ -321,10 +323,12 @@ def start_stream(
     *,
     several_requests_error: str | None = None,
 ) -> Stream:
-    """Checks everything and returns the stream, before any work.
+    """Checks everything and returns the stream, before any prompt is read.
 
-    The arguments are those of :func:`stream`. ``several_requests_error`` is the message of the
-    OptionError that is raised for more than one answer, and None where several are welcome.
+    The only work that may be done here is timing forwards, where the method needs costs that are
+    not measured yet. The arguments are those of :func:`stream`. ``several_requests_error`` is the
+    message of the OptionError that is raised for more than one answer, and None where several are
+    welcome.
     """
     with cpu_by_default():
         target = current_backbone(model)
