@@ -134,8 +134,9 @@ class Prompt:
     def select(self, keep: Int[Tensor, " kept"]) -> Prompt:
         """Returns the prompt with all its text and only these visual rows, at their old positions.
 
-        ``keep`` holds indices of visual rows, in any order; the rows stay in prompt order. This
-        works only for a prompt with the default ``reading``.
+        ``keep`` holds numbers of visual rows, counted from 0 among the visual rows alone, in any
+        order; the rows stay in prompt order. This works only for a prompt with the default
+        ``reading``.
         """
         chosen = torch.zeros(self.visual_tokens, dtype=torch.bool, device=keep.device)
         chosen[keep] = True

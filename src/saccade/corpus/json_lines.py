@@ -1,7 +1,7 @@
 """Files of JSON lines that survive a kill, and the split of a list into shards.
 
-Rows are appended by one write that is forced to the disk. A kill may cut the last line short. Who
-continues such a file removes that line first, by ``read_and_repair`` or ``truncate``.
+Rows are appended by one write that is forced to the disk. A kill may cut the last line short. A
+caller that continues such a file removes that line first, by ``read_and_repair`` or ``truncate``.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def read_jobs(manifest: Path, question: str) -> list[ClipJob]:
 
     A manifest is one of these:
 
-    * a folder: every video below it is a job;
+    * a folder: every file below it that has an ending of ``VIDEOS`` and is not hidden is a job;
     * a ``.jsonl`` or ``.csv`` file. An entry has ``video``, ``document`` (a file of long text) or
       both. It may have ``prompt``, by default ``question``, and ``id``, by default its ``video`` or
       else its ``document``;
@@ -168,7 +168,8 @@ def read_jobs(manifest: Path, question: str) -> list[ClipJob]:
 
 COMMENT = "#"
 Entries = Iterator[tuple[str, dict[str, Any]]]
-"""Pairs of where an entry stands, such as "line 3", for error messages, and its fields."""
+"""Pairs of where an entry stands, such as "line 3", for error messages, and its fields. An entry of
+several lines stands where its last line is."""
 
 
 def _path_entries(manifest: Path) -> Entries:

@@ -384,7 +384,7 @@ class _PrefilledPrompt:
     """The positions of a prompt, its visual rows, and the rows of it that a draft prefilled.
 
     The prompt of a later turn is compared with it, to find the rows that need not be read again.
-    Its ids are in the session's ``RequestState.context``.
+    The ids of the prefilled prompt are in the session's ``RequestState.context``.
     """
 
     positions: Int[Tensor, "axes full"]

@@ -74,7 +74,7 @@ class Conversation(AbstractContextManager["Conversation"]):
 
         Raises OptionError while the last answer is under way, and for a setting that belongs to the
         whole conversation. If ``several_requests_error`` is given, it is the message of the
-        OptionError that is raised if the inputs and settings ask for several answers.
+        OptionError that is raised for inputs of several requests.
         """
         last = self._last_stream
         is_under_way = last is not None and not last.results and not last.closed
@@ -107,11 +107,7 @@ class Conversation(AbstractContextManager["Conversation"]):
         return None if self._last_stream is None else self._last_stream.batch
 
     def run(self, inputs: Inputs, **settings: Any) -> Result:
-        """Returns the next answer, to one request.
-
-        Raises OptionError for ``inputs`` of several requests, and for several answers to one
-        (``num_return_sequences``).
-        """
+        """Returns the next answer, to one request. Raises OptionError for ``inputs`` of several."""
         several_requests_error = (
             "a conversation's run answers one request; use its stream(...).finish() for several"
         )

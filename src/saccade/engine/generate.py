@@ -66,7 +66,8 @@ class Stream(Iterator[Round]):
     ``on_phase`` is called with the name of each phase as the phase begins: "costs" (timing
     forwards, where that was not done before), "vision", "prefill", "guide" (choosing what the draft
     sees, and the draft's own prefill) and "decode". With ``keep`` the caches stay in ``batch``
-    afterwards, so that a later turn can continue from them.
+    afterwards, so that a later turn can continue from them. Without it, and after an error,
+    ``batch`` is None.
     """
 
     def __init__(
@@ -307,7 +308,8 @@ def stream(
             ``max_new_tokens`` is 256 where neither they nor the model's config set a length.
 
     Raises:
-        OptionError, MethodError, ModelError: before any work, in one sentence.
+        OptionError, MethodError, ModelError: in one sentence, and before any prompt is read if
+            possible.
     """
     return start_stream(model, inputs, arguments, on_phase, batch, keep, vision)
 
@@ -327,8 +329,8 @@ def start_stream(
 
     The only work that may be done here is timing forwards, where the method needs costs that are
     not measured yet. The arguments are those of :func:`stream`. ``several_requests_error`` is the
-    message of the OptionError that is raised for more than one answer, and None where several are
-    welcome.
+    message of the OptionError that is raised for inputs of several requests, and None where several
+    are welcome.
     """
     with cpu_by_default():
         target = current_backbone(model)
@@ -545,7 +547,8 @@ def _split_inputs(
     """Returns the processor's output and the other arguments of ``generate(model, **inputs)``.
 
     An argument that is a tensor, or a list of them, is an input, unless it has the name of another
-    argument. Raises OptionError where there are no inputs.
+    argument. Raises OptionError where there are no inputs, or where they are given both as
+    ``inputs`` and by name.
     """
     names = (
         NON_GENERATION_ARGUMENTS

@@ -88,7 +88,7 @@ class Worker:
             raise
 
     def has_model(self, backbone: Backbone) -> bool:
-        """Returns whether the process has this model already, be it with older weights."""
+        """Returns whether the process has this model already, perhaps with older weights."""
         return backbone in self._models
 
     def start_job(self, backbone: Backbone, job: Job) -> None:
