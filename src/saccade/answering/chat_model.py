@@ -55,7 +55,7 @@ class Frames(TypedDict, total=False):
     """Which frames are taken of each video.
 
     Only one of ``fps``, ``num_frames`` and ``every`` may be given. Without any of them a video
-    gives 2 frames a second, and a folder of images gives all of them.
+    gives 2 frames a second, and at least 4 if it has so many. A folder of images gives all of them.
     """
 
     fps: float | None
@@ -181,7 +181,8 @@ class Model:
     ) -> list[Result]:
         """Returns the answers to several questions, each with its media, decoded in one batch.
 
-        Raises OptionError where they cannot share a batch: videos beside pictures.
+        ``questions`` are pairs of (media, question). Raises OptionError where they are not, or
+        where they cannot share a batch: videos beside pictures.
         """
         try:
             pairs = [(media, question) for media, question in questions]
@@ -606,7 +607,7 @@ def _stack_level_of_caller() -> int:
 
 
 def _media_list(media: MediaInput) -> Sequence[Media]:
-    """Returns the media as a sequence, empty for None.
+    """Returns the media as a sequence, empty for None. Raises OptionError for an empty list.
 
     Only a list or a tuple is several media. Bytes are a sequence in Python too, and one video here.
     """

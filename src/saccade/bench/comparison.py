@@ -120,8 +120,9 @@ def run_interleaved(
 
     ``question`` is the result of :meth:`Pair.ask`, ``recipes`` that of ``resolve_methods``, where
     None stands for the peer of that name. ``settings`` are further arguments of ``stream_answer``
-    and of peers, such as ``max_new_tokens``. With ``exact`` the answers of our methods equal
-    those of ``ar`` bit for bit, in bf16 and fp16 too.
+    and of peers, and must have ``max_new_tokens``. ``seed``, ``captioner`` and ``exact`` are for
+    our methods alone. With ``exact`` their answers equal those of ``ar`` bit for bit, in bf16 and
+    fp16 too.
 
     The warm-up runs every method and peer once. If ``repeat`` is 1, it is shorter: of our methods
     that have the same schedule it runs only the first.

@@ -27,9 +27,9 @@ def make_table(word_columns: Sequence[str], number_columns: Sequence[str]) -> Ta
 def summary_table(rows: Mapping[str, Summary]) -> Table:
     """Returns a comparison as a table, one row a method.
 
-    "accepted" is the share of drafted tokens that were accepted, and "before s" the seconds before
-    decoding. "decode x" and "whole x" are the speedups over plain decoding: of decoding alone, and
-    of the whole answer.
+    "same ids" says whether the answer equals that of plain decoding. "accepted" is the share of
+    drafted tokens that were accepted, and "before s" the seconds before decoding. "decode x" and
+    "whole x" are the speedups over plain decoding: of decoding alone, and of the whole answer.
     """
     number_columns = ("same ids", "tokens", "tau", "accepted", "before s", "decode s", "tok/s")
     table = make_table(["method"], [*number_columns, "decode x", "whole x"])
@@ -67,13 +67,14 @@ def print_notes(console: Console, rows: Mapping[str, Summary]) -> None:
 
 
 def frames_as_text(pictures: np.ndarray, count: int = 4, width: int = 22) -> Text:
-    """Draws some frames ``[frame, height, width, 3]`` side by side, two pixels a character.
+    """Draws some frames of ``pictures`` [frame, height, width, 3] side by side.
 
-    ``count`` is the number of frames and ``width`` that of characters per frame.
+    It draws ``count`` frames from the first to the last, or all if there are fewer, each ``width``
+    characters wide. A character shows two pixels, one above the other.
     """
     chosen = pictures[np.linspace(0, len(pictures) - 1, min(count, len(pictures))).astype(int)]
     height, source_width = chosen.shape[1:3]
-    # The rows of pixels that keep the proportions. They are even, as a character shows two of them.
+    # So many rows of pixels keep the proportions. The number is even, as a character shows two.
     rows = max(2, round(width * height / source_width) // 2 * 2)
     y = ((np.arange(rows) + 0.5) * height / rows).astype(int)
     x = ((np.arange(width) + 0.5) * source_width / width).astype(int)

@@ -65,7 +65,10 @@ def silence_output() -> None:
 
 @contextmanager
 def status(what: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Displays a line on a terminal with what is going on; yields a function that changes it."""
+    """Displays a line on a terminal with what is going on; yields a function that changes it.
+
+    Nothing is displayed with ``quiet`` or where standard error is no terminal.
+    """
     if quiet or not err.is_terminal:
         yield lambda text: None
         return
@@ -75,9 +78,11 @@ def status(what: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def progress_line(what: str, *, quiet: bool = False) -> Iterator[Callable[[str, bool], None]]:
-    """Displays the progress of long work: a changing line on a terminal, else lines in a log.
+    """Displays the progress of long work: a changing line on a terminal, which begins as ``what``.
 
-    Yields a function to call with a text, and with whether it is the last one.
+    Elsewhere the latest text is printed once in ``LOG_INTERVAL_SECONDS`` at most, and the last text
+    in any case. With ``quiet`` nothing is displayed. Yields a function to call with a text, and
+    with whether it is the last one.
     """
     if quiet or err.is_terminal:
         with status(what, quiet=quiet) as update:
@@ -121,7 +126,10 @@ class ProgressCallback(Protocol):
 
 @contextmanager
 def progress_bars(*, quiet: bool) -> Iterator[ProgressCallback]:
-    """Displays a bar for one step after another on a terminal; a bar without a total pulses."""
+    """Displays a bar for one step after another on a terminal; a bar without a total pulses.
+
+    Nothing is displayed with ``quiet`` or where standard error is no terminal.
+    """
     if quiet or not err.is_terminal:
         yield lambda what, done=0, total=None: None
         return

@@ -134,8 +134,9 @@ class Prompt:
     def select(self, keep: Int[Tensor, " kept"]) -> Prompt:
         """Returns the prompt with all its text and only these visual rows, at their old positions.
 
-        ``keep`` holds indices of visual rows, in any order; the rows stay in prompt order. This
-        works only for a prompt with the default ``reading``.
+        ``keep`` holds numbers of visual rows, counted from 0 among the visual rows alone, in any
+        order; the rows stay in prompt order. This works only for a prompt with the default
+        ``reading``.
         """
         chosen = torch.zeros(self.visual_tokens, dtype=torch.bool, device=keep.device)
         chosen[keep] = True
@@ -245,8 +246,8 @@ class Prompt:
     def _last_visible_among(self, rows: Bool[Tensor, " len"]) -> Int[Tensor, " kept"] | None:
         """Returns ``Media.last_visible_row`` of these rows as indices among these rows alone.
 
-        Rows that saw each other still do. For example, 0, 3, 3, 3, 4 becomes 0, 2, 2, 3 without the
-        row of index 3.
+        Rows that saw each other still do. For example, 0, 3, 3, 3, 4 becomes 0, 2, 2, 3 if row 3,
+        the last one of the picture, is not among them.
         """
         if self.media.last_visible_row is None:
             return None
@@ -328,8 +329,9 @@ class Prefill:
     """The results of the target's prefill, by which a view chooses."""
 
     prompt: Prompt
-    cache: Any  # a ``model.cache.Cache``, or None
-    logits: Float[Tensor, " vocab"]  # raw, after the prompt
+    cache: Any  # a ``model.cache.Cache``; None for a draft that cannot read the target's
+    # Raw, for the first token after the prompt. They are empty where ``cache`` is None.
+    logits: Float[Tensor, " vocab"]
     mass: Float[Tensor, "layer kv_head visual"] | None = None
     """The attention that each visual key got: softmax mass, averaged over the text queries after
     the last visual row and over the query heads of a KV head. It is recorded only when a view needs
@@ -353,7 +355,8 @@ class Prefill:
         return replace(self, prompt=self.prompt.keep_from(start), mass=mass, relevance=relevance)
 
     def to(self, device: torch.device) -> Prefill:
-        """Moves what a view reads to the draft's device; the cache stays where it is."""
+        """Returns the results with the tensors that a view reads on the draft's device. The cache
+        stays where it is."""
         if self.prompt.positions.device == device:
             return self
         return replace(self, prompt=self.prompt.to(device), **_fields_on(self, device))

@@ -1,7 +1,7 @@
 """Files of JSON lines that survive a kill, and the split of a list into shards.
 
-Rows are appended by one write that is forced to the disk. A kill may cut the last line short; such
-a line is removed before the file is appended to again.
+Rows are appended by one write that is forced to the disk. A kill may cut the last line short. A
+caller that continues such a file removes that line first, by ``read_and_repair`` or ``truncate``.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def write_lock(path: Path) -> Iterator[None]:
         lock = FileLock(lock_path).acquire(timeout=0)
     except Timeout:
         owner = "another process"
-        with suppress(OSError):  # It may have ended meanwhile.
+        with suppress(OSError):  # That process may have ended and removed the file meanwhile.
             owner = lock_path.read_text().strip() or owner
         raise OptionError(
             f"{path} is being written by {owner}: give each worker a --shard or an --out of its own"
@@ -120,7 +120,10 @@ def write_lock(path: Path) -> Iterator[None]:
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """Returns the (index from 0, count) of a shard that is written i/n, counted from 1."""
+    """Returns (index from 0, count) of a shard that is written i/n, where i counts from 1.
+
+    Raises OptionError where the text is not of that form.
+    """
     number, _, count = text.partition("/")
     if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
         raise OptionError(f"--shard {text} is not i/n with i from 1 to n, as in 2/4")

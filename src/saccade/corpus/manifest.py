@@ -24,8 +24,8 @@ from saccade.inputs.media.media_file import is_not_hidden
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".gif", ".webp")
 ANSWER_SETTINGS = ("dtype", "quantize", "positions")  # Loading options that change answers.
 # ``Row.error`` begins with this where the video may not be the cause: after an exception that is no
-# ``SaccadeError``, and after the death of workers. A run stops when several
-# consecutive rows have such an error.
+# ``SaccadeError``, and after the death of workers. A run stops when several consecutive rows have
+# such an error.
 UNEXPECTED_PREFIX = "unexpected "
 
 
@@ -102,14 +102,16 @@ def read_jobs(manifest: Path, question: str) -> list[ClipJob]:
 
     A manifest is one of these:
 
-    * a folder: every video below it is a job;
+    * a folder: every file below it that has an ending of ``VIDEOS`` and is not hidden is a job;
     * a ``.jsonl`` or ``.csv`` file. An entry has ``video``, ``document`` (a file of long text) or
-      both, and may have ``id`` and ``prompt``;
+      both. It may have ``prompt``, by default ``question``, and ``id``, by default its ``video`` or
+      else its ``document``;
     * a text file with the path of a video on each line.
 
     A line that begins with # is a comment. A relative path is looked for beside the manifest (in it
-    if it is a folder), and then in the working folder. Raises OptionError, with the line, where the
-    manifest cannot be read or an id comes twice.
+    if it is a folder), and then in the working folder. Raises OptionError where the manifest cannot
+    be read or has no entries, and, with the line, for an entry that cannot be used or whose id came
+    before.
     """
     if manifest.is_dir():
         videos = sorted(
@@ -166,7 +168,8 @@ def read_jobs(manifest: Path, question: str) -> list[ClipJob]:
 
 COMMENT = "#"
 Entries = Iterator[tuple[str, dict[str, Any]]]
-"""Pairs of where an entry stands, such as "line 3", for error messages, and its fields."""
+"""Pairs of where an entry stands, such as "line 3", for error messages, and its fields. An entry of
+several lines stands where its last line is."""
 
 
 def _path_entries(manifest: Path) -> Entries:

@@ -381,26 +381,27 @@ class SessionDrafter(Drafter):
 
 @dataclass(frozen=True)
 class _PrefilledPrompt:
-    """A prompt, and the rows of it that a draft prefilled.
+    """The positions of a prompt, its visual rows, and the rows of it that a draft prefilled.
 
     The prompt of a later turn is compared with it, to find the rows that need not be read again.
+    The ids of the prefilled prompt are in the session's ``RequestState.context``.
     """
 
-    context: Int[Tensor, " full"]
     positions: Int[Tensor, "axes full"]
     visual: Bool[Tensor, " full"]
     index: Int[Tensor, " kept"]  # the rows that the view kept
 
     @classmethod
     def of(cls, full_prompt: Prompt, pruned: Prompt) -> _PrefilledPrompt:
-        return cls(full_prompt.full_ids, full_prompt.positions, full_prompt.visual, pruned.places)
+        return cls(full_prompt.positions, full_prompt.visual, pruned.places)
 
     def shared_rows(self, state: RequestState, prompt: Prompt, media: frozenset[int]) -> int:
         """Returns how many leading rows of a new prompt equal the rows of this prompt and of the
         text after it (answers and later questions).
 
-        Rows are equal if they have the same id and position. A visual row must also be of a medium
-        whose number is in ``media``.
+        Rows are equal if they have the same id and position, and both or neither are visual. A
+        visual row must also be of a medium whose number is in ``media``, those of earlier turns.
+        ``state`` is the request's in the draft's session.
         """
         # ``state.context`` has the ids of the prompt and of the text after it, which is
         # ``state.text_length`` long. A turn may have dropped the prompt's last tokens, so what is
@@ -441,8 +442,8 @@ class ModelDrafter(SessionDrafter, ParallelWork):
 
     Its visual rows come from the first of these that is possible:
 
-    - the target's own rows, if both models make the same rows from pixels, and the view needs no
-      rows that were averaged before the projector;
+    - the target's own rows, if both models make the same rows from pixels, and the draft makes no
+      rows that are averaged before the projector (``Setup.needs_averaged_rows``);
     - the output of the target's vision tower, which the draft projects, if the towers are equal;
     - its own vision tower, if it has one.
     """
@@ -600,7 +601,8 @@ class ModelDrafter(SessionDrafter, ParallelWork):
 
 class SelfDrafter(SessionDrafter):
     """The target drafts for itself, without a second prefill: it copies its keys of the rows that
-    the view keeps. It may draft with rounded weights (``draft_quantize``)."""
+    the view keeps. It may draft with rounded weights (``draft_quantize``), and with its first
+    ``layers`` layers alone."""
 
     name = "self"
     needs = frozenset({Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS})

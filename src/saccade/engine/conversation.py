@@ -23,7 +23,8 @@ class Conversation(AbstractContextManager["Conversation"]):
     pictures, the earlier answers, the new question) and gives the answer that the whole prompt
     would get without the caches. The common beginning of the old and the new text is not read
     again, and a vision tower runs on new media alone. If an earlier question was replaced, the
-    new text is read from the first difference on. If the first media differ, nothing is reused.
+    new text is read from the first difference on. If the first media differ, the language models
+    read the whole prompt again.
 
     The draft keeps the tokens that its view chose from earlier media. From new media the view
     chooses by the attention of the question that comes with them. Where the target drafts for
@@ -31,8 +32,8 @@ class Conversation(AbstractContextManager["Conversation"]):
     reads words in the place of pictures, reads a conversation with new media from its beginning;
     ``Result.warnings`` says so.
 
-    The arguments are those of :func:`saccade.stream`. Close the conversation, or use it in a
-    ``with``, to free the caches.
+    The arguments are those of :func:`saccade.stream`; ``defaults`` hold for every turn. Close the
+    conversation, or use it in a ``with``, to free the caches.
     """
 
     def __init__(
@@ -46,7 +47,11 @@ class Conversation(AbstractContextManager["Conversation"]):
         self._last_stream: Stream | None = None
 
     def stream(self, inputs: Inputs, **settings: Any) -> Stream:
-        """Yields the rounds of the next answer. Exhaust or close it before the next question."""
+        """Returns a stream that yields the rounds of the next answer.
+
+        Exhaust or close it before the next question. ``settings`` are those of this turn alone, and
+        replace the conversation's own.
+        """
         return self._begin(inputs, settings)
 
     def read_ahead(self, inputs: Inputs, **settings: Any) -> None:

@@ -61,12 +61,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Stream(Iterator[Round]):
-    """Yields rounds as they happen. After the last one ``results`` has one entry per request.
+    """Yields rounds as they happen. After the last one ``results`` has one entry per answer.
 
     ``on_phase`` is called with the name of each phase as the phase begins: "costs" (timing
     forwards, where that was not done before), "vision", "prefill", "guide" (choosing what the draft
     sees, and the draft's own prefill) and "decode". With ``keep`` the caches stay in ``batch``
-    afterwards, so that a later turn can continue from them.
+    afterwards, so that a later turn can continue from them. Without it, and after an error,
+    ``batch`` is None.
     """
 
     def __init__(
@@ -174,7 +175,8 @@ class Stream(Iterator[Round]):
         scope = partial(step_scope, batch.target, self.recipe, batch.exact)
 
         def emit(round: Round) -> Round:
-            """Frees a request that has ended, and adds the text to its round."""
+            """Adds the text to a round. If the round ended its request, this also frees the
+            request's caches, unless they are kept for a later turn."""
             if round.finish is not None and not keep:
                 batch.end(round.request)
             return self._with_text(round, batch)
@@ -255,8 +257,9 @@ class _ResolvedCall:
 
 
 def _with_named_arguments(function: Function) -> Function:
-    """Puts the names of all :class:`CallArguments` into a function's signature, where editors and
-    transformers look for them."""
+    """Puts the names of :class:`CallArguments` into a function's signature, where editors and
+    transformers look for them. Those of ``Settings`` are not listed: ``**settings`` stands for
+    them."""
     # The last parameter is ``**arguments``, from which the named ones are made.
     *parameters, var_keyword = inspect.signature(function).parameters.values()
     defaults = {"method": DEFAULT_METHOD, "exact": False}
@@ -269,7 +272,7 @@ def _with_named_arguments(function: Function) -> Function:
             annotation=hint,
         )
         for name, hint in hints.items()
-        if name not in Settings.__annotations__  # ``**settings`` below stands for those.
+        if name not in Settings.__annotations__
     ]
     settings = var_keyword.replace(name="settings", annotation=Unpack[Settings])
     vars(function)["__signature__"] = inspect.Signature([*parameters, *named, settings])
@@ -305,7 +308,8 @@ def stream(
             ``max_new_tokens`` is 256 where neither they nor the model's config set a length.
 
     Raises:
-        OptionError, MethodError, ModelError: before any work, in one sentence.
+        OptionError, MethodError, ModelError: in one sentence, and before any prompt is read if
+            possible.
     """
     return start_stream(model, inputs, arguments, on_phase, batch, keep, vision)
 
@@ -321,10 +325,12 @@ def start_stream(
     *,
     several_requests_error: str | None = None,
 ) -> Stream:
-    """Checks everything and returns the stream, before any work.
+    """Checks everything and returns the stream, before any prompt is read.
 
-    The arguments are those of :func:`stream`. ``several_requests_error`` is the message of the
-    OptionError that is raised for more than one answer, and None where several are welcome.
+    The only work that may be done here is timing forwards, where the method needs costs that are
+    not measured yet. The arguments are those of :func:`stream`. ``several_requests_error`` is the
+    message of the OptionError that is raised for inputs of several requests, and None where several
+    are welcome.
     """
     with cpu_by_default():
         target = current_backbone(model)
@@ -541,7 +547,8 @@ def _split_inputs(
     """Returns the processor's output and the other arguments of ``generate(model, **inputs)``.
 
     An argument that is a tensor, or a list of them, is an input, unless it has the name of another
-    argument. Raises OptionError where there are no inputs.
+    argument. Raises OptionError where there are no inputs, or where they are given both as
+    ``inputs`` and by name.
     """
     names = (
         NON_GENERATION_ARGUMENTS

@@ -4,7 +4,8 @@ Where ``custom_generate=`` is a function, transformers passes it what it has pre
 features, processors and criteria. It does not pass its own arguments ``streamer`` and
 ``assistant_model``, nor the tokenizer. The reader of a streamer waits for ever if nobody tells the
 streamer that the answer has ended. So the streamer and the assistant model are read from the stack:
-they are local variables of the frame in which ``generate`` is running.
+they are local variables of the frame in which ``generate`` is running. The tokenizer is none of
+these variables, so a caller has to bind it by ``saccade.generate.with_(tokenizer=)``.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def is_from_transformers(arguments: Mapping[str, Any]) -> bool:
 
 
 def current_transformers_call() -> TransformersCall:
-    """Returns the innermost call of ``generate`` under way, which is empty where there is none."""
+    """Returns the arguments of the innermost call of ``generate`` under way. Both are None where
+    there is no such call, or where it was called without them."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code is GENERATE_CODE:

@@ -1,4 +1,4 @@
-"""The metrics that Prometheus scrapes, with vLLM's names behind our prefix."""
+"""The metrics that Prometheus scrapes. Those that vLLM has too have its names behind our prefix."""
 
 from __future__ import annotations
 

@@ -119,7 +119,8 @@ class Duel:
 
     @property
     def speedup(self) -> float | None:
-        """How much faster the drafted answer decodes per token; None until both are complete."""
+        """How many times as fast as the plain answer the drafted one decodes per token; None until
+        both are complete, and where one has no token after its first."""
         plain, drafted = self.plain.seconds_per_token, self.drafted.seconds_per_token
         return plain / drafted if self.is_complete and plain and drafted else None
 
@@ -152,7 +153,8 @@ class AnswerRunner:
         self.update(phase=READING_PHASE)
 
     def step(self) -> None:
-        """Runs one round and adds its seconds; the first step includes vision and prefill."""
+        """Runs one round and adds its seconds; the first step includes vision and prefill. The step
+        after the last round stores the result instead."""
         assert self.stream is not None
         self._step_start = self.clock()
         try:
@@ -210,11 +212,12 @@ def run_duel(
     snapshot_seconds: float = SNAPSHOT_SECONDS,
     clock: Clock = time.perf_counter,
 ) -> Iterator[Duel]:
-    """Decodes both answers and yields a snapshot every so often; the last one has both results.
+    """Decodes both answers and yields a snapshot about every ``snapshot_seconds``.
 
-    Each side is a method's name and a function that starts its answer. ``should_stop`` is called
-    before every step and phase. Closing the iterator ends both answers. Exceptions of either
-    answer are raised.
+    The last snapshot has both results, unless ``should_stop`` returned True; it is marked
+    ``stopped`` then. ``should_stop`` is called before every step and phase. Each side is a method's
+    name and a function that starts its answer, and ``decode`` gives the text of both. Closing the
+    iterator ends both answers. Exceptions of either answer are raised.
     """
     runners = [
         AnswerRunner(

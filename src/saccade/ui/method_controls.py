@@ -1,6 +1,7 @@
-"""Splits, edits and explains a method's name, ``NAME/axis=value/...``, for the page's controls.
+"""Splits, edits and explains what a method is written as, ``NAME/axis=value/...``, for the page's
+controls.
 
-The name is what counts: a control changes one axis of it and leaves the other axes alone.
+The page keeps this text alone. A control changes one axis in it and leaves the other axes alone.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ MENU: dict[str, list[str]] = {
 
 
 def split_method(method: str) -> tuple[str, dict[str, str]]:
-    """Returns the name and the value of each axis; parts that are no ``axis=value`` are ignored."""
+    """Returns NAME, and the value of each axis that follows it. Parts that are no ``axis=value`` of
+    a known axis are ignored."""
     name, *parts = method.strip().split("/")
     pairs = [part.partition("=") for part in parts]
     return name, {axis: value for axis, equals, value in pairs if equals and axis in AXES}
@@ -36,7 +38,7 @@ def split_method(method: str) -> tuple[str, dict[str, str]]:
 
 def set_axis(method: str, axis: str, value: str) -> str:
     """Returns the method with one axis set to ``value``, or without the axis if ``value`` is
-    ``UNCHANGED`` or blank. Parts that are no ``axis=value`` are left out."""
+    ``UNCHANGED`` or blank. Parts that are no ``axis=value`` of a known axis are left out."""
     name, axes = split_method(method)
     written_axes = {**axes, axis: value.strip()}
     return "/".join([name, *(f"{axis}={value}" for axis, value in written_axes.items() if value)])

@@ -72,7 +72,8 @@ class Draft(plugin.RunnerAware):
 
     @torch.inference_mode(False)
     def load_model(self, target: Any) -> None:
-        """Loads the draft on the target's device, and reserves the memory of its caches there."""
+        """Loads the draft on the target's device, and reserves the memory of its caches there. A
+        lookup has no model, so nothing is loaded or reserved for it. ``target`` is not used."""
         model_config = self._config.model_config
         device = self._config.device_config.device
         if self._options.draft == draft_options.LOOKUP_DRAFT:
@@ -110,10 +111,11 @@ class Draft(plugin.RunnerAware):
     ) -> list[list[int]]:
         """Returns the drafted tokens of each row of the batch; a row is one request.
 
-        There are none for a row that emitted nothing, or whose text is near the longest length that
-        vLLM allows (``max_model_len``). ``sampled_token_ids`` are the tokens that each row has just
-        emitted. ``token_ids_cpu`` has the ids of its prompt and all emitted tokens, and
-        ``num_tokens_no_spec`` their number.
+        There are none for a row that emitted nothing, or whose text is so near the longest length
+        that vLLM allows (``max_model_len``) that the longest draft may not fit. There are none for
+        any row after drafting has failed. ``sampled_token_ids`` are the tokens that each row has
+        just emitted. ``token_ids_cpu`` has the ids of each row's prompt and of all its emitted
+        tokens, and ``num_tokens_no_spec`` the number of these ids. ``slot_mappings`` is not used.
         """
         proposals: list[list[int]] = [[] for _ in sampled_token_ids]
         self._reserve = None
@@ -155,7 +157,11 @@ class Draft(plugin.RunnerAware):
         self._runner = runner
 
     def _request_for(self, name: str, new: Sequence[int], ids: Any, length: int) -> DraftRequest:
-        """Returns the proposer's request for a row, of which ``length`` of ``ids`` are in use."""
+        """Returns the proposer's request for a row.
+
+        The row's text is the first ``length`` of ``ids``, and ``new`` are the tokens that the row
+        has just emitted.
+        """
         state = self._runner.requests[name]
         read = functools.partial(self._read_prefill, name, state)
         return DraftRequest(name, ids[:length], state.num_prompt_tokens, new, read)
@@ -163,8 +169,9 @@ class Draft(plugin.RunnerAware):
     def _read_prefill(self, name: str, state: Any) -> Prefill | None:
         """Returns the draft's whole prompt of a request, at the target's positions.
 
-        The result has the target's attention if that was recorded. Returns None where the draft
-        needs the pixels and vLLM has dropped them.
+        Where vLLM prunes videos and the prompt has one, it is the text alone (:meth:`_read_text`).
+        Otherwise the result has the target's attention if that was recorded. Returns None where
+        the draft needs the pixels and vLLM has dropped them.
         """
         model = self._loaded.backbone
         if self._prunes_videos() and mm_features.have_videos(state.mm_features):
@@ -249,9 +256,9 @@ class Draft(plugin.RunnerAware):
         """Makes the draft's prompt from the target's visual rows, or else from the pixels.
 
         ``rows`` are the output of the target's vision tower, or None. They are used only after an
-        earlier prompt has shown that the draft's own tower gives equal rows. Until then, and where
-        there are no ``rows``, the draft's tower reads the pixels. Returns None where the pixels are
-        needed and vLLM has dropped them.
+        earlier prompt has shown that the draft's own tower gives equal rows. Otherwise the draft's
+        tower reads the pixels. Returns None where the pixels are needed and vLLM has dropped them
+        (``have_pixels`` is False).
         """
         model = self._loaded.backbone
         if rows is not None and self._rows_are_alike:

@@ -103,7 +103,9 @@ class Diagnosis:
     outlook: tuple[Outlook, ...]
     problems: tuple[str, ...]  # Why the two cannot work together or do not fit.
     notes: tuple[str, ...]  # What else is true of the two, in sentences.
-    draft_process_bytes: int = 0  # What a draft in a process of its own needs beyond ``needed``.
+    # What a draft in a process of its own needs on a GPU beyond ``needed``; 0 on a CPU, for a head,
+    # and where there is no draft model.
+    draft_process_bytes: int = 0
     suggestion: str = ""  # What rounding the draft's weights would gain, if that is noticeable.
 
     @property
@@ -147,8 +149,9 @@ def examine(
 ) -> Diagnosis:
     """Returns the verdict on (name, config) of a target and a draft, or of a target alone.
 
-    With ``draft_rounding`` and no draft the target drafts for itself with a rounded copy. Without
-    ``draft_rounding`` there is a suggestion to round, if that would gain noticeably.
+    With ``draft_rounding`` and no draft the target drafts for itself with a rounded copy. Where
+    nothing is rounded or quantised and all is on a CPU, there is a suggestion to round, if the
+    copy would fit and gain noticeably.
 
     Args:
         tokens: the number of tokens of the prompt and the answer together.

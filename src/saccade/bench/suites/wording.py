@@ -98,10 +98,10 @@ def right_letter(answer: Any, options: Sequence[str]) -> tuple[str, ...]:
 
 
 def right_answers(answer: Any, verbatim: bool = False) -> tuple[str, ...]:
-    """Returns every right answer, each once.
+    """Returns every right answer, each once. ``answer`` is one or a list of them.
 
-    A text may hold several, separated by "<OR>". With ``verbatim`` all texts are returned as they
-    are, repeated ones too.
+    A text may hold several, separated by "<OR>". None and empty texts are left out. With
+    ``verbatim`` all texts are returned as they are, empty and repeated ones too.
     """
     listed = answer if isinstance(answer, list) else [answer]
     values = [value for value in listed if value is not None]

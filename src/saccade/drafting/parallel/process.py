@@ -32,7 +32,7 @@ from saccade.drafting.parallel.child import Job
 from saccade.model.backbone import BACKBONE_ATTRIBUTE, Backbone
 from saccade.model.change_detection import version_of
 
-START_SECONDS = 120.0  # that a worker may take to start, or to take a message
+START_SECONDS = 120.0  # that a worker may take to start, or to take a message or a model
 STOP_SECONDS = 5.0  # that a worker may take to stop when its answer is closed
 
 # Transformers gives a model this attribute once it has added hooks that record hidden states.
@@ -88,12 +88,12 @@ class Worker:
             raise
 
     def has_model(self, backbone: Backbone) -> bool:
-        """Returns whether the process has this model already."""
+        """Returns whether the process has this model already, perhaps with older weights."""
         return backbone in self._models
 
     def start_job(self, backbone: Backbone, job: Job) -> None:
-        """Starts a job, and sends the model if the process lacks it. Messages about older jobs are
-        ignored from now on."""
+        """Starts a job. Before that, sends the model if the process lacks it or its weights have
+        changed. Messages about older jobs are ignored from now on."""
         self._job_number += 1
         self.send("begin", self._job_number, job.threads)
         # The process forgets models that were freed here since the last job.

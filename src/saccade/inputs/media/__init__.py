@@ -43,7 +43,7 @@ def read(
     """Reads frames of a video, an animation, an image or a folder of images.
 
     A source of "-" is standard input. `progress(done, total)` is called after each frame, and may
-    raise to stop. Raises VideoInputError for whatever is wrong with the input.
+    raise to stop. Raises VideoInputError for whatever is wrong with the input or the `sampling`.
     """
     sampling = sampling or FrameSampling()
     limits = limits or Limits()

@@ -327,7 +327,11 @@ def make_eagle3_head(
 
 
 def eagle3_config(settings: dict[str, Any]) -> LlamaConfig:
-    """Returns the config of an EAGLE-3 head's layer, from the entries of its config.json."""
+    """Returns the config of an EAGLE-3 head's layer, from the entries of the head's config.json.
+
+    They are those of ``transformer_layer_config`` in a config of speculators, else of the config
+    itself.
+    """
     layer_settings = settings.get("transformer_layer_config") or settings
     config: LlamaConfig = for_our_attention(HeadConfig.from_dict(plain_settings(layer_settings)))
     return config
@@ -336,9 +340,9 @@ def eagle3_config(settings: dict[str, Any]) -> LlamaConfig:
 def make_rotary(target: Backbone, config: LlamaConfig) -> tuple[Any, int]:
     """Returns a head's rotary embedding, and how many axes of positions it reads.
 
-    If the head's config divides the rotation among several axes (``mrope_section``), the embedding
-    is of the target's class and reads all of the target's axes. Otherwise it is Llama's and reads
-    the first axis alone.
+    If the target's positions have several axes, and the head's config divides the rotation among
+    them (``mrope_section``), the embedding is of the target's class and reads all of them.
+    Otherwise it is Llama's and reads the first axis alone.
     """
     rope = config.rope_parameters or {}
     has_sections = target.axes > 1 and bool(rope.get("mrope_section"))

@@ -107,7 +107,8 @@ class RowQueries:
         self._layers.setdefault(layer, []).append(q[:, -self.last_row_count :] * scale)
 
     def of_rows(self, rows: Int[Tensor, " rows"]) -> dict[int, Float[Tensor, "head rows head_dim"]]:
-        """Returns each layer's queries of these rows. They must have been added in one part."""
+        """Returns each layer's queries of these rows, which are counted from the first row that is
+        kept. The queries of a layer must have been added in one part."""
         chosen = as_slice(rows)
         queries = {}
         for layer, parts in self._layers.items():
@@ -203,7 +204,10 @@ class MassRecorder:
 
 @dataclass(frozen=True)
 class CommittedRow:
-    """One row of a forward, and how many keys of its request's cache it sees."""
+    """One row of a forward, and how many keys of its request's cache it sees.
+
+    ``row`` is its number in ``queries`` (see ``RowQueries.of_row``).
+    """
 
     queries: RowQueries
     row: int

@@ -67,7 +67,8 @@ def windowed_towers(modules: Sequence[nn.Module]) -> list[WindowedTower]:
 
 @contextmanager
 def attend_to_all_windows_at_once(towers: Sequence[WindowedTower]) -> Iterator[None]:
-    """Makes these towers attend by :func:`attend` in this context, where their device allows it."""
+    """Makes these towers attend by :func:`attend` in this context. Towers that are not supported
+    (``WindowedTower.is_supported``) stay as they are."""
     configs = [tower.config for tower in towers if tower.is_supported]
     before = [config._attn_implementation for config in configs]
     for config in configs:
@@ -98,7 +99,8 @@ def attend(
     """Returns (attention of every window over itself, None), as a tower's layers expect it.
 
     ``cu_seq_lens_q`` has the first token of each window, and the end of the last window. The keys'
-    borders are the same, because every window attends to itself.
+    borders are the same, because every window attends to itself. A call without borders, or with
+    a mask, dropout or a batch of several rows, is passed on to transformers' SDPA.
     """
     # Our attention takes neither a mask, nor dropout, nor a batch of more than one row. Without
     # borders there are no windows.
@@ -157,7 +159,7 @@ def attend_window_by_window(
     scale: float,
     is_causal: bool,
 ) -> Packed:
-    """Returns the attention of every window, by one call of torch's for each."""
+    """Returns the attention of every window, by one call of torch's attention for each window."""
     sizes = (borders[1:] - borders[:-1]).tolist()
     parts = (each.transpose(0, 1).split(sizes, 1) for each in (q, k, v))
     windows = [

@@ -176,10 +176,11 @@ def draw_kept_mask(
 def append_answer(
     inputs: Mapping[str, Any], answer: Sequence[int], kept_mask: Bool[Tensor, "1 len"]
 ) -> dict[str, Tensor]:
-    """Returns a processor's output followed by its answer.
+    """Returns a processor's output followed by the ids of an answer, as a sample of n tokens.
 
-    ``labels`` [1, n] holds the token to predict at each position, or -100 where none is learnt.
-    ``kept_mask`` [1, n] is False for visual tokens that the draft does not get.
+    The sample's ``labels`` [1, n] hold the token to predict at each position, or -100 where none is
+    learnt. Its ``kept_mask`` [1, n] is False for visual tokens that the draft does not get. The
+    argument ``kept_mask`` is that of the prompt alone; the draft gets the whole answer.
     """
     answer_ids = torch.tensor([list(answer)])
     ids = torch.cat([inputs["input_ids"], answer_ids], 1)

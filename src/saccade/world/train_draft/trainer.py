@@ -30,7 +30,8 @@ from saccade.world.train_draft.samples import Samples, readable_kinds
 MAX_SAMPLES_PER_FORWARD = 4
 
 OnProgress = Callable[[str, int, int, float | None], None]
-"""(name of the phase, samples done, samples in all, last loss if there is one) -> None."""
+"""Called after each forward of a phase, and once more at its end, with (name of the phase, samples
+done in it, all its samples, the last loss or None before the first update)."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,10 @@ def answer_logits(
     """Returns the logits at every position that predicts a token of an answer, and these tokens.
 
     ``inputs`` are a batch of ``samples``. Their ``labels`` have the token to predict at each
-    position, or -100 where none is learnt. Their ``kept_mask`` is False for the visual tokens that
-    the draft does not see. If ``whole_prompt`` is False, the rows of these are removed between the
-    vision tower and the language model, and the other rows keep their positions.
+    position, or -100 where none is learnt. Their ``kept_mask`` is False for padding, and for the
+    visual tokens that the draft does not see. If ``whole_prompt`` is False, the rows of these
+    tokens are removed between the vision tower and the language model, and the other rows keep
+    their positions. If it is True, only padding is removed.
     """
     inputs = dict(inputs)
     kept_mask = inputs.pop("kept_mask")
@@ -74,8 +76,8 @@ def answer_logits(
     if whole_prompt:
         kept_mask = inputs["attention_mask"].bool()
     kept_counts = kept_mask.sum(1, keepdim=True)
-    # The kept rows come first, in their order. Samples that keep fewer are padded at the end, after
-    # their answers, with rows that were not kept.
+    # The kept rows come first, in their order. Samples that keep fewer are padded at the end with
+    # rows that were not kept. No real row attends to these, because attention is causal.
     order = (~kept_mask).long().argsort(dim=1, stable=True)[:, : int(kept_counts.max())]
     is_real = torch.arange(order.shape[1], device=order.device) < kept_counts
 
@@ -98,7 +100,11 @@ def _select_rows(
     is_real: Bool[Tensor, "batch kept"],
     kept_mask: Bool[Tensor, "batch len"],
 ) -> dict[str, Any]:
-    """Returns the arguments of a language model for the rows in ``order``."""
+    """Returns the arguments of a language model's forward, ``kwargs``, for the rows in ``order``.
+
+    ``order`` has the indices of each sample's rows, and ``is_real`` is False where such a row only
+    pads. ``kept_mask`` marks the real rows among all.
+    """
     embeds = kwargs["inputs_embeds"]
     positions = kwargs.get("position_ids")
     if positions is None:
@@ -151,7 +157,10 @@ def distillation_loss(
 
 
 class DraftTrainer(Trainer):
-    """The Trainer with our loss."""
+    """The Trainer with our loss, :func:`distillation_loss`.
+
+    ``teacher`` is the target. If it is None, the draft learns from the labels alone.
+    """
 
     def __init__(self, phase_run: PhaseRun, teacher: Any | None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
