@@ -285,7 +285,7 @@ class _ItemRun:
         """Returns one answer per turn of the item. A draft alone answers the first question only.
 
         If a peer raises, or a method cannot serve this item, the only answer has the error. An
-        error of plain decoding is raised, because all answers are compared with its.
+        error of plain decoding is raised.
         """
         count = 1 if is_draft_only(name) else len(self.item.questions)
         answers: list[Answer] = []

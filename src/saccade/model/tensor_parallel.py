@@ -127,8 +127,8 @@ def disconnect() -> None:
 
 
 def agree_on_drafts(schedule: Schedule) -> Schedule:
-    """Returns a serial schedule changed so that every process uses rank 0's drafts, and ends answers
-    where rank 0 does.
+    """Returns a serial schedule, changed so that every process uses rank 0's drafts and ends its
+    answers where rank 0 does.
 
     Each process makes its own verdicts, which must be equal (:func:`agree_on_cut`).
     """

@@ -129,8 +129,7 @@ def run_question(
     """Yields the state of a run as it goes on: both answers, then which tokens the draft read.
 
     ``should_stop`` is called before every step and phase of the answers, and returns whether to
-    stop them. A stopped run ends with incomplete answers and without ``views``. Raises
-    SaccadeError.
+    stop them. A stopped run ends without ``views``. Raises SaccadeError.
     """
     check_question(question, settings)
     recipe = resolve(question.method)

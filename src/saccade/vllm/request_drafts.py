@@ -46,9 +46,9 @@ class DraftRequest:
     start: int
     new: Sequence[int]
     read: Callable[[], Prefill | None] = field(compare=False)
-    """Called when the request is started. Returns the draft's whole prompt, with the target's
-    attention if the view needs it and it was recorded. Returns None where the engine no longer has
-    the pixels."""
+    """Called when a draft model starts the request. Returns the draft's whole prompt, with the
+    target's attention if the view needs it and it was recorded. Returns None where the engine no
+    longer has the pixels."""
 
 
 @dataclass(frozen=True)

@@ -77,9 +77,9 @@ class Chain(Shape):
         """Returns whether one more token is drawn after ``node``, which has to be decided before
         the draw (see ``Tree``).
 
-        ``law`` is the draft's law of that token (see ``confidence``). The first token of a draft is always drawn, so
-        this is not called for it. For a chain that stops by itself, derive from ``Chain`` and
-        override this; it must be a pure function.
+        ``law`` is the draft's law of that token (see ``confidence``). The first token of a draft is
+        always drawn, so this is not called for it. For a chain that stops by itself, derive from
+        ``Chain`` and override this; it must be a pure function.
         """
         return True
 

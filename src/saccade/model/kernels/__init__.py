@@ -457,8 +457,9 @@ def fingerprint_entries(weight: Float[Tensor, "out into"]) -> Float[Tensor, "*sa
     """Returns a view of some entries of a weight, by which the change of a whole row or a whole
     column is noticed.
 
-    It has at least one entry of every row and one of every column, and about as many entries as the
-    longer side has. A weight whose entries are not contiguous in memory, transposed or not, is
+    It has at least one entry of every row and one of every column. Usually it has about as many
+    entries as the longer side, and a few times as many where few steps (see below) share no divisor
+    with the length of a row. A weight whose entries are not contiguous in memory, transposed or not, is
     returned whole.
 
     The entries are ``step`` apart in memory. ``step`` is at most the length of a row, so every row
