@@ -149,8 +149,8 @@ def cut_data_urls(body: bytearray) -> tuple[bytes, dict[str, memoryview]]:
 def _unescape(body: bytearray, start: int, end: int) -> bool:
     r"""Replaces the escapes in the string ``body[start:end]`` by their characters, in place.
 
-    Returns False where the string has escapes of other kinds, so that it is no plain base64. The
-    pieces before the first such escape may have been changed then. A shorter string is followed by
+    Returns False where the string has escapes of other kinds, so that it is no plain base64. What
+    comes before such an escape may have been replaced even then. A shorter string is followed by
     its closing quote and by spaces, up to where the quote was. So ``a\/b"`` becomes ``a/b" ``.
     """
     if body.find(b"\\", start, end) < 0:

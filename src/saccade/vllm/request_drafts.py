@@ -67,8 +67,8 @@ class Drafts(ABC):
 
     @abstractmethod
     def __contains__(self, name: str) -> bool:
-        """Returns whether ``draft`` takes this request as things are. If not, ``start`` has to be
-        called first, for a new request or for one that was given up or forgotten."""
+        """Returns whether ``draft`` takes this request now, so that ``start`` need not be called
+        for it."""
 
     @abstractmethod
     def start(self, request: DraftRequest) -> bool:

@@ -459,8 +459,8 @@ def fingerprint_entries(weight: Float[Tensor, "out into"]) -> Float[Tensor, "*sa
 
     It has at least one entry of every row and one of every column. Usually it has about as many
     entries as the longer side, and a few times as many where few steps (see below) share no divisor
-    with the length of a row. A weight whose entries are not contiguous in memory, transposed or not, is
-    returned whole.
+    with the length of a row. A weight whose entries are not contiguous in memory, transposed or
+    not, is returned whole.
 
     The entries are ``step`` apart in memory. ``step`` is at most the length of a row, so every row
     has an entry. Every column has one for two reasons. ``step`` is at most the number of rows, so
