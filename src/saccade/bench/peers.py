@@ -67,7 +67,10 @@ class _FirstTokenTimer(BaseStreamer):
 
 
 def hf(target: Loaded, draft: Loaded | None, inputs: Inputs, settings: dict[str, Any]) -> TimedRun:
-    """Runs ``model.generate``: plain decoding with Hugging Face's cache."""
+    """Runs ``model.generate`` with Hugging Face's cache; ``draft`` is not used.
+
+    It decodes plainly, unless ``settings`` name an assistant model or prompt lookup.
+    """
     model = target.backbone.model
     device = target.backbone.device
     inputs_on_device = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in inputs.items()}

@@ -117,6 +117,9 @@ def run_benchmark(
 ) -> list[Answer]:
     """Returns every answer of the plan, with those of an interrupted run in ``folder``.
 
+    Plain decoding answers every item, even if the plan does not name it. Items whose media cannot
+    be read are left out.
+
     ``make_captioner`` takes the frames of each video and image of an item, and returns a captioner
     for them, which writes captions for views that read any. Raises OptionError where ``folder`` has
     another plan's run.
@@ -281,7 +284,8 @@ class _ItemRun:
     def answer(self, name: str, recipe: Recipe | None, settings: dict[str, Any]) -> list[Answer]:
         """Returns one answer per turn of the item. A draft alone answers the first question only.
 
-        If a peer raises, or a method cannot serve this item, the only answer has the error.
+        If a peer raises, or a method cannot serve this item, the only answer has the error. An
+        error of plain decoding is raised.
         """
         count = 1 if is_draft_only(name) else len(self.item.questions)
         answers: list[Answer] = []
@@ -412,7 +416,7 @@ class _BatchRun:
 
     def answer(self, name: str, recipe: Recipe | None, settings: dict[str, Any]) -> list[Answer]:
         """Returns one answer per item. If a method cannot serve the batch, each of these answers
-        has the error."""
+        has the error. An error of plain decoding is raised."""
         try:
             fields = self._fields(name, recipe, settings)
         except Exception as error:

@@ -95,7 +95,10 @@ def _default_method(target: str, draft: str | None, *, tp: bool) -> str:
 
 
 def check_checkpoints(*names: str | None, weights: bool = True) -> None:
-    """Raises ModelError for a missing checkpoint, before PyTorch is imported."""
+    """Raises ModelError for a missing checkpoint, before PyTorch is imported.
+
+    ``weights`` says whether a local folder must have weights too, besides its config.
+    """
     for name in (each for each in names if each is not None):
         with status(f"looking for {name}", quiet=False):
             checkpoints.check_checkpoint(name, weights=weights)

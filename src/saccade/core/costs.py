@@ -24,7 +24,8 @@ class Costs:
     """Seconds per forward of the target and of the draft.
 
     A target's forward of ``rows[i]`` rows takes ``target[i]`` seconds. It has a row for each token
-    that it scores. A forward of the draft takes ``draft`` seconds.
+    that it scores. There must be at least two such points, in ascending order of rows. A forward of
+    the draft takes ``draft`` seconds.
     """
 
     rows: tuple[int, ...]
@@ -47,7 +48,7 @@ class Costs:
 
     def verify(self, rows: int) -> float:
         """Returns T(rows), the seconds of a target's forward, linear between the measured points
-        and beyond them."""
+        and beyond them, for the rows with their padding (``row_multiple``)."""
         rows = -(-rows // self.row_multiple) * self.row_multiple  # The rows with their padding.
         for (fewer, low), (more, high) in self._intervals:
             if rows <= more:

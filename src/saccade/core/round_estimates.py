@@ -233,7 +233,7 @@ class CostLine:
 
     @property
     def slope(self) -> float:
-        """Seconds per unit of the count; 0 while all rounds had the same count."""
+        """Seconds per unit of the count, never below 0; 0 while all rounds had the same count."""
         # With one count only, the spread is zero up to rounding.
         spread = self.weight * self.xx - self.x**2
         if spread <= 1e-9 * self.weight * self.xx:
@@ -241,7 +241,7 @@ class CostLine:
         return max(0.0, (self.weight * self.xy - self.x * self.y) / spread)
 
     def at(self, x: float) -> float:
-        """Returns the line's seconds for a count of ``x``, never below 0."""
+        """Returns the line's seconds for a count of ``x``, never below 0; 0 before any round."""
         if not self.weight:
             return 0.0
         return max(0.0, self.y / self.weight + self.slope * (x - self.x / self.weight))
@@ -321,7 +321,8 @@ class ForwardTimes(NamedTuple):
         initial: float,
         initial_draft_forward: float,
     ) -> ForwardTimes:
-        """Returns the times after a draft of so many forwards and the target's forward over it.
+        """Returns the times after a draft of ``draft_forwards`` forwards and the target's forward
+        over it.
 
         ``draft_seconds`` are the seconds of the whole draft, and ``seconds`` those of the target's
         forward of ``rows`` rows. ``initial`` are the initial seconds of this forward, and
@@ -408,7 +409,8 @@ class SecondsBySize:
         """Returns the seconds of a round without requests and those that each request adds.
 
         They are the constant and the slope of the least-squares line through the mean seconds of
-        all sizes. If all rounds had one size, a round without requests is taken to cost nothing.
+        all sizes. The constant is at least 0; the slope may be negative. If all rounds had one
+        size, a round without requests is taken to cost nothing. There must have been a round.
         """
         sizes = list(self.seconds)
         seconds = list(self.seconds.values())

@@ -36,7 +36,7 @@ class Stops:
     ``conditions`` say what ends an answer, and ``contexts`` are the ids of each request's prompt.
     Stop strings are looked for in the text of the answer (``decode``). A special token may be part
     of a stop string, so they are also looked for in the text with special tokens
-    (``decode_with_special``).
+    (``decode_with_special``). If both functions are None, no stop string ends an answer.
     """
 
     def __init__(

@@ -464,8 +464,8 @@ class RequestBatch:
     def results(self, decode: float | None = None, peak: int | None = None) -> list[Result]:
         """Returns one result per request, once all have ended.
 
-        ``decode`` are the seconds of decoding; None takes the sum over the rounds. ``peak`` are
-        bytes of memory.
+        ``decode`` are the seconds of decoding; None takes the sum over the rounds. ``peak`` is how
+        many bytes the used memory grew by at most, or None where it was not measured.
         """
         if decode is None:
             decode = sum(

@@ -44,7 +44,7 @@ class HiddenStates:
         return self._rows.numel() * self._rows.element_size()
 
     def read(self, rows: slice | Int[Tensor, " row"]) -> Float[Tensor, "row layers_width"]:
-        """Returns the hidden states of some rows of the cache."""
+        """Returns the hidden states of some rows of the cache; for a slice they are a view."""
         return self._rows[rows]
 
     def write(self, layer: int, at: int, hidden: Float[Tensor, "new width"]) -> None:

@@ -127,8 +127,11 @@ def disconnect() -> None:
 
 
 def agree_on_drafts(schedule: Schedule) -> Schedule:
-    """Returns a serial schedule in which every process uses rank 0's drafts, and ends answers where
-    rank 0 does. Each process makes its own verdicts, which must be equal (:func:`agree_on_cut`)."""
+    """Returns a serial schedule, changed so that every process uses rank 0's drafts and ends its
+    answers where rank 0 does.
+
+    Each process makes its own verdicts, which must be equal (:func:`agree_on_cut`).
+    """
 
     def run(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
         agreed_draft = cast(Drafter, _AgreedDraft(draft))

@@ -26,7 +26,7 @@ MAX_TEXT_BYTES = 32 << 20  # The most text that a body may have besides the URLs
 DATA_URL = re.compile(rb'"(?:image_|video_)?url"\s*:\s*"((?i:data):)')
 NON_SPACE = re.compile(rb"[^ ]")
 # The escapes that JSON encoders such as PHP's and .NET's may write, and the characters of base64
-# that they stand for. Line ends in base64 mean nothing, so the escapes of them are dropped.
+# that they stand for. Line ends and tabs in base64 mean nothing, so their escapes are dropped.
 CHARACTER_OF_ESCAPE = {
     b"\\n": b"", b"\\r": b"", b"\\t": b"",
     b"\\/": b"/", b"\\u002f": b"/", b"\\u002b": b"+", b"\\u003d": b"=",
@@ -149,9 +149,9 @@ def cut_data_urls(body: bytearray) -> tuple[bytes, dict[str, memoryview]]:
 def _unescape(body: bytearray, start: int, end: int) -> bool:
     r"""Replaces the escapes in the string ``body[start:end]`` by their characters, in place.
 
-    Returns False where the string has escapes of other kinds, so that it is no plain base64. A
-    shorter string is followed by its closing quote and by spaces, up to where the quote was. So
-    ``a\/b"`` becomes ``a/b" ``.
+    Returns False where the string has escapes of other kinds, so that it is no plain base64. What
+    comes before such an escape may have been replaced even then. A shorter string is followed by
+    its closing quote and by spaces, up to where the quote was. So ``a\/b"`` becomes ``a/b" ``.
     """
     if body.find(b"\\", start, end) < 0:
         return True

@@ -21,7 +21,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_MIN_PIXELS = 1 << 22  # A client may have a small picture enlarged to so many pixels at most.
 # A lower temperature is greedy, since logits divided by it leave the range of floats.
 MIN_SAMPLING_TEMPERATURE = 1e-5
-SEED_RANGE = 2**63
+SEED_RANGE = 2**63  # Seeds go from -SEED_RANGE to SEED_RANGE - 1.
 
 
 def _check_surrogates(text: Any) -> Any:
@@ -151,7 +151,7 @@ class MediaPart(ClientObject, PixelLimits):
     @property
     @abstractmethod
     def address(self) -> ImageAddress | VideoAddress:
-        """Where the media are."""
+        """The address object of the image or video."""
 
     @property
     def pixel_limits(self) -> PixelLimits:
@@ -471,8 +471,8 @@ class CompletionRequest(RequestFields, ABC):
         """The sampling rules by `GenerationConfig`'s names.
 
         A rule that is None or left out has the model's own default. A request with a temperature,
-        ``top_p``, ``top_k`` or ``min_p`` is sampled, except at temperature 0. Its temperature is 1
-        where it names none.
+        ``top_p``, ``top_k`` or ``min_p`` is sampled, unless its temperature is below
+        ``MIN_SAMPLING_TEMPERATURE``. Its temperature is 1 where it names none.
         """
         rules: dict[str, Any] = {
             "repetition_penalty": self.repetition_penalty,

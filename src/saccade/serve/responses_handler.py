@@ -90,7 +90,10 @@ class ResponsesHandler(CompletionHandler):
         return self._form
 
     def _logprob_entries(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
-        """Returns log-probabilities in this API's form, in which bytes are always a list."""
+        """Returns log-probabilities in this API's form, in which bytes are always a list.
+
+        The result is empty if the request asked for none.
+        """
         field = self._logprobs(entries)
         if field is None:
             return []

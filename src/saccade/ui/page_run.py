@@ -128,7 +128,8 @@ def run_question(
 ) -> Generator[PageRun, None, None]:
     """Yields the state of a run as it goes on: both answers, then which tokens the draft read.
 
-    Raises SaccadeError.
+    ``should_stop`` is called before every step and phase of the answers, and returns whether to
+    stop them. A stopped run ends without ``views``. Raises SaccadeError.
     """
     check_question(question, settings)
     recipe = resolve(question.method)
@@ -193,7 +194,7 @@ def run_question(
 
 
 def _sampling_settings(question: PageQuestion) -> dict[str, Any]:
-    """Returns the question's arguments for :func:`saccade.stream`."""
+    """Returns the answer's length and sampling rules as arguments of :func:`saccade.stream`."""
     sampled = question.temperature > 0
     settings: dict[str, Any] = {"max_new_tokens": question.tokens, "do_sample": sampled}
     if sampled:

@@ -46,13 +46,17 @@ class DraftRequest:
     start: int
     new: Sequence[int]
     read: Callable[[], Prefill | None] = field(compare=False)
-    """Returns the draft's whole prompt, with the target's attention if the view needs it and it was
-    recorded. Returns None where the engine no longer has the pixels."""
+    """Called when a draft model starts the request. Returns the draft's whole prompt, with the
+    target's attention if the view needs it and it was recorded. Returns None where the engine no
+    longer has the pixels."""
 
 
 @dataclass(frozen=True)
 class ProposedTokens:
-    """A drafted chain: the draft's arg-max tokens, and the draft's probability of each."""
+    """A drafted chain, and the draft's probability of each token.
+
+    A draft model drafts its arg-max tokens. A copied token has the probability 1.
+    """
 
     tokens: tuple[int, ...] = ()
     probabilities: tuple[float, ...] = ()
@@ -63,7 +67,8 @@ class Drafts(ABC):
 
     @abstractmethod
     def __contains__(self, name: str) -> bool:
-        """Returns whether a request can be drafted for without being started (again)."""
+        """Returns whether ``draft`` takes this request now, so that ``start`` need not be called
+        for it."""
 
     @abstractmethod
     def start(self, request: DraftRequest) -> bool:
@@ -125,8 +130,9 @@ class ModelDrafts(Drafts):
             return False
         view = self._view
         if Capability.ATTENTION in view.needs and prefill.mass is None:
-            # The target's attention was not recorded, so another view takes over: it keeps the same
-            # share of the tokens, or its own default share, spread over the whole video.
+            # The target's attention was not recorded, so another view takes over. It keeps tokens
+            # spread over the whole video: the share that ``view`` would keep, or where ``view`` has
+            # none, the share of ``SCATTERED``.
             view = replace(SCATTERED, keep=view.keep or SCATTERED.keep)
         prompt = self._backbone.embed_missing_rows(view(prefill, prefill.prompt))
         rows = len(prompt) + _ANSWER_ROWS + DRAFT_ROOM_TOKENS

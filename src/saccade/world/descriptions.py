@@ -85,7 +85,10 @@ def size_word(scene: Scene, thing: Object) -> str:
 
 
 def object_name(scene: Scene, index: int, color: str | None = None, *, size: bool = True) -> str:
-    """Returns 'large red circle' in the scene's voice, by default in its colour at the start."""
+    """Returns 'large red circle' in the scene's voice, or without ``size`` 'red circle'.
+
+    The colour is that at the start unless ``color`` gives another.
+    """
     thing = scene.objects[index]
     words = [color or thing.color, thing.shape]
     return " ".join([size_word(scene, thing), *words] if size else words)

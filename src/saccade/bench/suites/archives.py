@@ -112,8 +112,8 @@ class Archive:
     def extract(self, names: Sequence[str], folder: Path) -> Path:
         """Unpacks the named members into a folder, which appears complete or not at all.
 
-        If the folder exists, it has been unpacked before. Raises `VideoInputError` where a member
-        cannot be read.
+        Returns the folder. If it exists, it has been unpacked before, and nothing is done. Raises
+        `VideoInputError` where a member cannot be read.
         """
         if folder.is_dir():
             return folder
@@ -186,13 +186,13 @@ def find_archives(paths: Sequence[Path]) -> tuple[Archive, ...]:
     archives = []
     for archive_path, parts in sorted(parts_by_archive.items()):
         whole = [path for _, part, path in parts if not part]
-        # By the width of parts with letters, and 0 for all parts with numbers.
+        # The files of each kind of parts. A kind is the number of letters, or 0 for numbers.
         by_kind: dict[int, list[Path]] = {}
         for width, part, path in sorted(parts):
             by_kind.setdefault(0 if part.isdigit() else width, []).append(path)
         groups = [whole] if whole else list(by_kind.values())
         # Another file may have an ending like a part's, such as a signature, "videos.tar.asc". Then
-        # there are parts of two kinds, and those that lack a first part are none.
+        # there are parts of two kinds, and a kind that lacks its first part is left out.
         groups = [files for files in groups if _is_first_part(files[0].name)] or groups
         archives += [Archive(archive_path.name, tuple(files)) for files in groups]
     return tuple(archives)

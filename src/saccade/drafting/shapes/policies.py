@@ -77,9 +77,9 @@ class Chain(Shape):
         """Returns whether one more token is drawn after ``node``, which has to be decided before
         the draw (see ``Tree``).
 
-        ``law`` is the draft's law of that token. The first token of a draft is always drawn, so
-        this is not called for it. For a chain that stops by itself, derive from ``Chain`` and
-        override this; it must be a pure function.
+        ``law`` is the draft's law of that token (see ``confidence``). The first token of a draft is
+        always drawn, so this is not called for it. For a chain that stops by itself, derive from
+        ``Chain`` and override this; it must be a pure function.
         """
         return True
 
@@ -106,7 +106,7 @@ class Chain(Shape):
 
 
 def confidence(scores: Scores, node: int, law: Law | None) -> float:
-    """Returns how sure the draft is of the token after ``node``: the token's probability by it.
+    """Returns how sure the draft is of the token after ``node``: the draft's probability of it.
 
     ``law`` is the draft's law after ``node``. When greedy it is the id of the token that will be
     drafted; None stands for the draft's likeliest token. When sampling it is a tensor q. The result
@@ -296,7 +296,10 @@ def grow_static(paths: Paths) -> Growing:
 
 
 def check_paths(paths: Sequence[Sequence[int]]) -> None:
-    """Raises ValueError unless the parent of every path is a path too."""
+    """Raises ValueError unless every path is made of ranks from 0, and its parent is a path too.
+
+    A path of one rank needs no parent.
+    """
     unique = {tuple(path) for path in paths}
     for path in unique:
         if len(path) > 1 and path[:-1] not in unique:

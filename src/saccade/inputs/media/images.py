@@ -53,7 +53,8 @@ _warnings_lock = threading.Lock()
 def read_image(source: Source, limits: Limits | None = None) -> Image:
     """Reads one image, or the first frame of an animation.
 
-    It is turned upright, and put on white where it is transparent.
+    It is turned upright, and put on white where it is transparent. A very small image comes back
+    larger, with its pixels repeated (``enlarge``).
     """
     limits = limits or Limits()
     with open_media(source, limits) as file:
@@ -213,7 +214,7 @@ def _grey_of_floats(image: Any) -> np.ndarray:
     """Returns the numbers of a grey image of floats, scaled to be from 0 to 255.
 
     Such an image does not say which number is white. It is taken to be the least of 1, 255 and
-    65535 that no number exceeds, or else 65535.
+    65535 that no number exceeds, or else 65535. NaN and infinity count as 0.
     """
     numbers = np.nan_to_num(np.asarray(image), nan=0.0, posinf=0.0, neginf=0.0)
     brightest = numbers.max(initial=0)

@@ -131,7 +131,8 @@ class HeadSession(Session):
     def read(self, number: int, prefill: Prefill, prompt: Prompt) -> None:
         """Starts a request: reads the rows of a prompt that a view kept, at the target's positions.
 
-        ``prefill`` is the target's. Its cache later receives the hidden states of the answer.
+        ``prefill`` is the target's, of the whole prompt. Its cache later receives the hidden states
+        of the answer. ``prompt`` is the part of the prompt that the view kept.
         """
         full_prompt = prefill.prompt
         # The prompt's last token has no row yet, because the token after it is not known.

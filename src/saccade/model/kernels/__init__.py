@@ -209,7 +209,7 @@ def rounded_products(rounding: Rounding, gated: bool) -> dict[str, Product]:
 
 
 def product_names(dtype: torch.dtype = torch.float32) -> list[str]:
-    """Returns the products to choose from on this machine, for weights of this type.
+    """Returns the names of the products to choose from on this machine, for weights of this type.
 
     "transposed" is only among them where our own kernels cannot be compiled. A single name means
     that there is nothing to choose.
@@ -254,7 +254,8 @@ class Matrix:
         epilogue: Epilogue = Epilogue.NONE,
         rounding: Rounding | None = None,
     ) -> None:
-        """``rounding`` is for a draft, whose few rows may be multiplied with rounded weights."""
+        """With a bias the epilogue is ``BIAS``, whatever ``epilogue`` says. ``rounding`` is for a
+        draft, whose few rows may be multiplied with rounded weights."""
         self.rounding = rounding
         self.weight, self.bias = weight, bias
         self.epilogue = epilogue if bias is None else Epilogue.BIAS
@@ -456,8 +457,10 @@ def fingerprint_entries(weight: Float[Tensor, "out into"]) -> Float[Tensor, "*sa
     """Returns a view of some entries of a weight, by which the change of a whole row or a whole
     column is noticed.
 
-    It has at least one entry of every row and one of every column, and about as many entries as the
-    longer side has.
+    It has at least one entry of every row and one of every column. Usually it has about as many
+    entries as the longer side, and a few times as many where few steps (see below) share no divisor
+    with the length of a row. A weight whose entries are not contiguous in memory, transposed or
+    not, is returned whole.
 
     The entries are ``step`` apart in memory. ``step`` is at most the length of a row, so every row
     has an entry. Every column has one for two reasons. ``step`` is at most the number of rows, so
@@ -593,7 +596,8 @@ def _call_for_all(
 def time_calls(
     calls: dict[str, Callable[[], object]], prepare: Callable[[], object] | None = None
 ) -> dict[str, float]:
-    """Returns the seconds of each call: the shortest of several, each after ``prepare``.
+    """Returns the seconds of each call: the shortest of several, each after ``prepare`` if it is
+    given. The seconds of ``prepare`` do not count.
 
     The calls take turns, so that a busy moment does not fall on one of them alone.
     """

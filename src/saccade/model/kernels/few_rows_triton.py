@@ -41,7 +41,8 @@ def row_block(queries: int) -> int:
     """Returns how many of a request's queries one program attends for.
 
     It is a power of two that tensor cores allow. A query is one head of one row, and a group's
-    heads share their keys.
+    heads share their keys. ``queries`` is how many queries one key head has in the request: its
+    rows times the heads of a group.
     """
     return min(MAX_ROW_BLOCK, max(16, triton.next_power_of_2(queries)))
 
@@ -333,7 +334,9 @@ def attend(
     ``caches`` has three numbers for each request: where its keys begin in the buffers, how many
     places each key head has there (``capacity``), and how many of its keys all its rows see
     (``seen_by_all``). ``mask`` says which rows see each of the ``tail`` keys after those. The keys
-    are cut into ``splits`` parts. ``stages`` is how many blocks of keys a program reads ahead.
+    are cut into ``splits`` parts. ``stages`` is how many blocks of keys a program reads ahead. A
+    logit is the product of query and key times ``scale``. With a ``soft_cap`` above 0, tanh keeps
+    it between -``soft_cap`` and ``soft_cap``; 0 stands for no cap.
 
     It launches two kernels and waits for neither. All that differs between steps of one size is
     read on the GPU, so a captured launch serves every step of that size.
@@ -377,7 +380,9 @@ def rotate_and_write(
     buffers.
 
     ``caches`` is that of :func:`attend`, and ``places`` has the position of each row's key in its
-    request's cache. Without ``rotation`` or ``norms``, that step is left out. Launches one kernel.
+    request's cache. ``rotation`` is (cos, sin), where sin includes the sign of rotate-half, and
+    ``norms`` are the weights of the RMS norms of queries and of keys, with ``eps``. Without
+    ``rotation`` or ``norms``, that step is left out. Launches one kernel.
     """
     rows, heads, head_dim = q.shape
     out = q.new_empty(rows, heads, head_dim)

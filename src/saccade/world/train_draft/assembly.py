@@ -26,8 +26,9 @@ def assemble_draft(target: Loaded, language: str, tower: str | None, seed: int) 
     ``language`` is the folder or hub id of a language model, and ``tower`` the folder or hub id of
     a vision tower, or None for the target's own.
 
-    Raises ModelError where the target is not of LLaVA's form, where the tokenizers differ, or where
-    the tower takes pictures or patches of another size than the target's.
+    Raises ModelError where the target is not of LLaVA's form, where a checkpoint cannot be loaded,
+    where the tokenizers differ, or where the tower takes pictures or patches of another size than
+    the target's.
     """
     target_model: Any = target.backbone.model
     if "vision_tower" not in dict(target_model.base_model.named_children()):

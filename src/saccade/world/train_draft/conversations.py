@@ -38,7 +38,10 @@ FRAMES_PER_VIDEO = 32  # As in LLaVA-OneVision.
 
 @dataclass(frozen=True)
 class LlavaConversation:
-    """A conversation: turns as chat templates take them, ending in an answer, and media files."""
+    """A conversation: turns as chat templates take them, and media files.
+
+    Every question has an answer. A turn of the system may stand anywhere.
+    """
 
     id: str  # "" where the entry has none.
     turns: tuple[Mapping[str, Any], ...]
@@ -49,8 +52,9 @@ class LlavaConversation:
 def read_conversations(data: str, folder: str | None = None) -> tuple[LlavaConversation, ...]:
     """Returns every conversation of a file.
 
-    Paths of media are relative to ``folder``, by default the file's own. Raises OptionError, naming
-    the entry, for one that is incomplete or whose media do not exist.
+    Paths of media are relative to ``folder``, by default the file's own. Raises OptionError for a
+    file that cannot be read, and, with the number of the entry, for an entry that is incomplete or
+    whose media do not exist.
     """
     path = Path(data)
     root = path.parent if folder is None else Path(folder)
@@ -81,7 +85,8 @@ def read_conversations(data: str, folder: str | None = None) -> tuple[LlavaConve
 
 
 def _parse_conversation(row: Mapping[str, Any], root: Path) -> LlavaConversation:
-    """Parses one entry. Raises ValueError, KeyError or TypeError where it is malformed."""
+    """Parses one entry. Where it is malformed, raises ValueError, KeyError, TypeError or
+    AttributeError."""
     files = {kind: _media_files(row.get(kind), root) for kind in ("image", "video")}
     turns: list[dict[str, Any]] = []
     for message in row["conversations"]:
@@ -234,7 +239,8 @@ def training_sample(
 def _answer_spans(
     loaded: Loaded, turns: Sequence[Mapping[str, Any]], ids: Tensor
 ) -> list[tuple[int, int]]:
-    """Returns (start, stop) of each answer in a prompt's ids; the token that ends it is included.
+    """Returns (start, stop) of each answer in a prompt's ids, with the end token (EOS) after it
+    where there is one.
 
     The answers are found first in the template's ids, where each medium is one placeholder, and
     then in ``ids``, where a medium has many. Without the placeholders, both end in the same text
