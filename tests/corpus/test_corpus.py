@@ -392,6 +392,18 @@ def test_every_kind_of_manifest(videos: Path, tmp_path: Path) -> None:
     assert [job.id for job in manifests.read_jobs(videos, "?")] == names
 
 
+@pytest.mark.parametrize("line", [b"[" * 100_000, b'{"a": 1}\r{"b": 2}', b'{"a": 1'])
+def test_a_line_that_is_no_json_is_named(line: bytes, tmp_path: Path) -> None:
+    """Claim: lists that are nested too deeply for a parser, and lines that end as on old Macs, are
+    refused with the line's number. Fails if such a line ends the program or is passed over."""
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 0}\n' + line + b"\n")
+    with pytest.raises(OptionError, match="line 2 of .* is no JSON"):
+        json_lines.read_and_repair(path)
+    with pytest.raises(OptionError, match="line 2 of .* is no JSON object"):
+        json_lines.parse_object(path, 2, line)
+
+
 def test_comments_and_blank_lines_of_a_table_are_skipped(tmp_path: Path) -> None:
     """Claim: a comment is a line that begins with # outside quotes, also before the header.
 

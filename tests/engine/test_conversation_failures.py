@@ -105,6 +105,15 @@ def test_a_closed_conversation_starts_afresh():
     conversation.close()
 
 
+def test_a_stream_that_is_closed_before_its_first_round_frees_its_draft():
+    """Claim: closing frees what was prepared, also where nothing was read yet."""
+    (inputs, _), *_ = script("qwen2_5_vl")
+    stream = saccade.stream(qwen25(), inputs, draft=backbone(qwen25()), method="sd")
+    assert stream.batch is not None
+    stream.close()
+    assert stream.batch is None and list(stream) == []
+
+
 def test_settings_that_are_refused_leave_the_conversation_as_it_was():
     """Claim: an OptionError in between costs nothing: the next turn still reuses."""
     (inputs, _), (more, second), _ = script("qwen2_5_vl")

@@ -115,6 +115,16 @@ def test_palette_with_transparency():
     assert np.abs(read_image(alpha)[0, 0].astype(int) - (255, 127, 127)).max() <= 1
 
 
+def test_grey_of_16_bits_with_a_transparent_number_is_white_there():
+    """A PNG of 16 bits may name one grey as transparent, as one of 8 bits may."""
+    pixels = np.full((8, 8), 40_000, np.uint16)
+    pixels[:, :4] = 7
+    for image in (PILImage.fromarray(pixels), PILImage.fromarray((pixels >> 8).astype(np.uint8))):
+        clear = int(np.asarray(image)[0, 0])
+        frame = read_image(saved(image, "PNG", transparency=clear))
+        assert (frame[:, :4] == 255).all() and (frame[:, 4:] == 40_000 >> 8).all()
+
+
 def test_apng_keeps_its_times_and_its_first_picture():
     """An animated PNG has its own lengths of frames; read as an image it is its first picture."""
     data = animation("PNG", [50, 500, 50])

@@ -12,6 +12,7 @@ from by_hand import CASES, attention, case, visual_rows
 from conversations import further, question
 from helpers import (
     backbone,
+    gemma3,
     hf_greedy,
     left_padded,
     qwen25,
@@ -83,6 +84,23 @@ def test_it_tells_what_the_last_judged_rows_attended_to(family, kind):
         session.commit({0: emitted})
         text += emitted
         check()
+
+
+def test_layers_with_a_window_are_left_out_as_in_the_prefill():
+    """Claim: the mass of layers with a window is 0, in a prefill and after later rows alike. Fails
+    if their rows are taken to see keys that their window has passed."""
+    target = backbone(gemma3())
+    (prompt,) = target.prompts(text_input(0, 40))
+    visual = torch.arange(40) < 20
+    grid = torch.zeros(20, 4, dtype=torch.long)
+    prompt = replace(prompt, visual=visual, grid=grid)
+    session = Session(target, [Sampling()])
+    prefill = _all(session.prefill_in_chunks(0, prompt, record=True, follow_rows=ROWS))
+    session.score({0: chain([11, 12])})
+    session.commit({0: [11, 12]})
+    newer = prefill.with_latest_attention()
+    for mass in (prefill.mass, newer.mass, prefill.relevance, newer.relevance):
+        assert mass.flatten(1).any(1).tolist() == [window is None for window in target.windows]
 
 
 def test_a_branch_that_was_taken_counts_and_its_sibling_does_not():

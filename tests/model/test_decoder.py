@@ -77,7 +77,9 @@ def test_a_prompts_last_layer_computes_what_is_wanted_alone(family, follow, monk
         tensors[-1] += [r for i in range(model.key_layer_count) for r in cache.read(i, len(prompt))]
         if follow:
             seen = prompt.visual.nonzero()[:, 0]
-            tensors[-1].append(session.requests[0].recent_rows.attention_mass(cache, seen))
+            layers = range(model.key_layer_count)
+            recent = session.requests[0].recent_rows
+            tensors[-1].append(recent.attention_mass(cache, seen, layers, model.kv_heads))
     assert counts == [1]
     for mine, exact in zip(*tensors, strict=True):
         assert mine.shape == exact.shape

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from filelock import FileLock, Timeout
 
 from saccade.core.errors import OptionError
+from saccade.core.json_text import parse_json
 
 T = TypeVar("T")
 
@@ -43,17 +44,16 @@ def append_rows(path: Path, rows: Iterable[Any]) -> None:
 def complete_lines(content: bytes) -> Iterator[tuple[bytes, int]]:
     """Yields every line that ends in a line break, and the offset of its end in bytes."""
     end = 0
-    for line in content.splitlines(keepends=True):
-        end += len(line)
-        if line.endswith(b"\n"):
-            yield line, end
+    for line in content.split(b"\n")[:-1]:  # What follows the last line break is incomplete.
+        end += len(line) + 1
+        yield line, end
 
 
 def parse_object(path: Path, number: int, line: str | bytes) -> dict[str, Any]:
     """Returns the JSON object in a line of a file. Raises OptionError, with the line's number,
     where the line is anything else."""
     try:
-        fields = json.loads(line)
+        fields = parse_json(line)
     except ValueError:
         fields = None
     if not isinstance(fields, dict):
@@ -79,7 +79,7 @@ def read_and_repair(path: Path) -> list[Any]:
     rows, end = [], 0
     for number, (line, line_end) in enumerate(complete_lines(path.read_bytes()), start=1):
         try:
-            rows.append(json.loads(line))
+            rows.append(parse_json(line))
         except ValueError:
             raise OptionError(f"line {number} of {path} is no JSON: mend or delete it") from None
         end = line_end

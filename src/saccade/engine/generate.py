@@ -108,6 +108,7 @@ class Stream(Iterator[Round]):
         self._phase = phase
         self.results: list[Result] = []
         self._ids: dict[int, list[int]] = {}  # emitted so far, by request
+        self._keep = keep
         self._rounds = self._decode(batch, phase, keep)
 
     def __next__(self) -> Round:
@@ -146,7 +147,12 @@ class Stream(Iterator[Round]):
     def close(self) -> None:
         """Stops decoding; nothing more is emitted."""
         self.closed = True
+        has_started = inspect.getgeneratorstate(self._rounds) != inspect.GEN_CREATED
         self._rounds.close()
+        # A generator that has not started does not run its ``finally``, which closes the batch.
+        if not (has_started or self._keep) and self.batch is not None:
+            self.batch.close()
+            self.batch = None
 
     def _with_text(self, round: Round, batch: RequestBatch) -> Round:
         """Returns the round with a function for its text, which runs only if the text is read."""

@@ -6,7 +6,6 @@ are published in folders of their own.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from saccade.core.errors import ModelError, first_line
+from saccade.core.json_text import parse_json
 from saccade.inputs.checkpoints import fetch_folder
 from saccade.inputs.footprint import Footprint, dflash_footprint, eagle3_footprint
 from saccade.inputs.packed_checkpoints import find_packing, unpack_tensors
@@ -42,7 +42,7 @@ def read_settings(name: str) -> dict[str, Any]:
     """
     try:
         folder = fetch_folder(name, ("config.json",))
-        settings = json.loads((folder / "config.json").read_text("utf-8"))
+        settings = parse_json((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
         return {}
     return settings if isinstance(settings, dict) else {}

@@ -8,7 +8,6 @@ Whatever goes wrong is raised as a ModelError or an OptionError of one sentence.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +31,7 @@ from saccade.core.default_device import cpu_by_default
 from saccade.core.errors import ModelError, OptionError, SaccadeError, first_line
 from saccade.core.free_cores import free_cores
 from saccade.core.generation_settings import check_whole
+from saccade.core.json_text import parse_json
 from saccade.inputs import architectures, footprint, head_checkpoints, packed_checkpoints
 from saccade.inputs.checkpoints import (
     EMBEDDED_DRAFT,
@@ -575,8 +575,8 @@ def _find_broken_file(folder: Path) -> str | None:
     """Returns a message about the first broken JSON file of a checkpoint; None if all are sound."""
     for file in sorted(folder.glob("*.json")):
         try:
-            content = json.loads(file.read_bytes())
-        except (ValueError, OSError, RecursionError):
+            content = parse_json(file.read_bytes())
+        except (ValueError, OSError):
             return f"its {file.name} is no JSON file that can be read"
         if not file.name.endswith(SETTINGS_FILE_ENDINGS):
             continue

@@ -11,7 +11,6 @@ Most checkpoints have no such file, and then nothing is checked. Reading it need
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields, replace
 from math import ceil
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from saccade.core.errors import ModelError
+from saccade.core.json_text import parse_json
 from saccade.inputs.checkpoints import source_of
 from saccade.inputs.media import Clip
 
@@ -71,7 +71,7 @@ def read_training_domain(name: str) -> TrainingDomain | None:
     if not file.is_file():
         return None
     try:
-        values = json.loads(file.read_bytes())
+        values = parse_json(file.read_bytes())
         low, high = values["texture"]
         numbers = {key: float(values[key]) for key in ("grey", "tint", "pixel_error", "share")}
         if unknown := values.keys() - {field.name for field in fields(TrainingDomain)}:

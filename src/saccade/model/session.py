@@ -351,9 +351,17 @@ class Session:
         request = self.requests[number]
         if not request.recent_rows:
             return prefill
-        return self._with_attention(
-            prefill, request.recent_rows.attention_mass(request.cache, columns)
+        model = self.backbone
+        # As in the prefill, layers with a window or with another number of key heads are left out.
+        recorded_layers = [
+            layer
+            for layer, shape in enumerate(model.head_shapes)
+            if shape.kv_heads == model.kv_heads and not (model.windows and model.windows[layer])
+        ]
+        mass = request.recent_rows.attention_mass(
+            request.cache, columns, recorded_layers, model.kv_heads
         )
+        return self._with_attention(prefill, mass)
 
     def fork(
         self,

@@ -17,7 +17,7 @@ from handmade_layouts import CASES, Art, Layout, tarred, unusable, zipped
 from openpyxl.cell.rich_text import CellRichText, TextBlock
 from openpyxl.cell.text import InlineFont
 
-from saccade.bench.suites import archives, datasets, rows
+from saccade.bench.suites import archives, datasets, rows, wording
 from saccade.bench.suites.datasets import Dataset, message_parts
 from saccade.bench.suites.media_index import VIDEO_SUFFIXES, MediaIndex
 from saccade.bench.suites.search import open_dataset
@@ -192,6 +192,23 @@ def test_a_tar_may_have_zip_in_its_name(tmp_path: Path) -> None:
     path = tmp_path / "data.zips.tar"
     path.write_bytes(tarred({"a.txt": b"x"}))
     assert archives.find_archives([path])[0].listing == ({"a.txt": 1}, "")
+
+
+def test_a_member_of_a_long_name_is_unpacked(tmp_path: Path, unpacked: Path) -> None:
+    """Claim: the name of an unpacked file is as long as a file system allows, in bytes."""
+    name = f"{'視' * 100}.mp4"
+    (tmp_path / "v.zip").write_bytes(zipped({name: b"x"}))
+    path = MediaIndex((tmp_path,), VIDEO_SUFFIXES).find(name).local()
+    assert path.read_bytes() == b"x" and path.suffix == ".mp4"
+
+
+def test_every_lettered_option_stays() -> None:
+    """Claim: letters are removed where all options have them, and no option is lost with them."""
+    lettered = [f"{letter}. text {letter}" for letter in wording.LETTERS]
+    texts = wording.column_texts({"options": lettered}, ["options"])
+    assert texts == tuple(f"text {letter}" for letter in wording.LETTERS)
+    more = [*lettered, "one more"]
+    assert wording.column_texts({"options": more}, ["options"]) == tuple(more)
 
 
 def test_a_member_that_is_cut_short_is_reported_when_it_is_read(

@@ -242,13 +242,13 @@ def examine(
     # The weights of a head are never rounded.
     can_be_rounded = head is None and drafting_part.can_be_rounded
     # Nothing is suggested beside a target that is quantised when it is loaded.
-    has_rounded_weights = draft_rounding is not None or bits is not None
+    has_rounded_weights = any(each is not None for each in (draft_rounding, bits, draft_bits))
     if is_on_cpu and can_be_rounded and not has_rounded_weights and not all_problems:
         drafting_model = target if draft is None else draft
         rounded = _part(
             *drafting_model,
             draft_tokens,
-            dtype,
+            dtype if draft is None else draft_dtype,
             bits=None,
             device=device,
             rounding=SUGGESTED_ROUNDING,

@@ -29,6 +29,7 @@ from typing import Any
 
 from saccade.core.errors import VideoInputError, first_line
 
+MAX_NAME_BYTES = 120  # Of a file that is unpacked. File systems allow 255.
 # What zipfile, tarfile and their decompressors raise for archives that cannot be read, such as
 # damaged, encrypted or truncated ones.
 _READ_ERRORS = (
@@ -247,9 +248,12 @@ def is_safe_name(name: str) -> bool:
 
 
 def file_name(name: str) -> str:
-    """Returns the last part of a member's name, safe to print and as a file's name."""
+    """Returns the last part of a member's name, safe to print and as a file's name.
+
+    Of a long name the end is returned, at most ``MAX_NAME_BYTES`` of it.
+    """
     last = "".join(c if c.isprintable() else "_" for c in PurePosixPath(name).name)
-    return last[-120:] or "member"
+    return last.encode()[-MAX_NAME_BYTES:].decode(errors="ignore") or "member"
 
 
 def _copy_exactly(source: io.BufferedIOBase, out: io.BufferedIOBase, size: int) -> None:

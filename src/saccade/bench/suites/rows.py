@@ -5,7 +5,6 @@ A row maps the names of columns to values. Which columns mean what is in ``bench
 
 from __future__ import annotations
 
-import json
 import re
 import zipfile
 from bisect import bisect_right
@@ -19,6 +18,7 @@ from typing import Any
 
 from saccade.bench.suites.types import LayoutError
 from saccade.core.errors import OptionError, how_to_install
+from saccade.core.json_text import parse_json
 
 Row = Mapping[str, Any]
 
@@ -183,9 +183,9 @@ def _read_json(path: Path) -> list[Row]:
     rows: Any
     if path.suffix == ".jsonl":
         # splitlines() would also split at line ends that JSON may have unescaped in a text.
-        rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+        rows = [parse_json(line) for line in text.split("\n") if line.strip()]
     else:
-        rows = json.loads(text)
+        rows = parse_json(text)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise LayoutError(f"{path.name} is not a list of rows")
     return rows

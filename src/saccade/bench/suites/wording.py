@@ -41,8 +41,7 @@ def column_texts(row: Row, names: Sequence[str]) -> tuple[str, ...]:
     texts = [text for text in stripped if text not in ("", "N/A")]
     matches = [LETTERED_OPTION.fullmatch(text) for text in texts]
     letters = [match[1] if match else None for match in matches]
-    are_lettered = all(own == letter for own, letter in zip(letters, LETTERS, strict=False))
-    if texts and are_lettered:
+    if texts and letters == list(LETTERS[: len(texts)]):
         texts = [match[2] for match in matches if match]
     return tuple(texts)
 

@@ -197,6 +197,8 @@ def upright_rgb(image: Any) -> Image:
         image = ImageOps.exif_transpose(image)
     if image.mode == "F" or image.mode.startswith("I"):
         grey = _grey_of_floats(image) if image.mode == "F" else _grey_of_integers(image)
+        # A PNG with 16 bits of grey may name one number that stands for transparent.
+        grey[np.asarray(image) == image.info.get("transparency")] = 255
         return np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         white = PILImage.new("RGBA", image.size, "white")

@@ -222,7 +222,7 @@ class RecentRows(deque[CommittedRow]):
     """
 
     def attention_mass(
-        self, cache: Cache, columns: Int[Tensor, " chosen"]
+        self, cache: Cache, columns: Int[Tensor, " chosen"], layers: Sequence[int], kv_heads: int
     ) -> Float[Tensor, "layer kv_head 2 chosen"]:
         """Returns the :func:`attention_mass` of these rows, divided by the number of rows and of
         query heads in a group.
@@ -230,12 +230,24 @@ class RecentRows(deque[CommittedRow]):
         The result replaces what the prefill recorded. In its third dimension, index 0 replaces
         ``Prefill.mass`` (a softmax over all keys), and index 1 replaces ``Prefill.relevance`` (a
         softmax over the columns alone).
+
+        Args:
+            cache: the request's, with all of its keys.
+            columns: the indices of the keys whose mass is wanted.
+            layers: the layers that a prefill records, by their place among those with keys. The
+                mass is 0 in all others.
+            kv_heads: how many key heads each of these layers has.
         """
+        mass = torch.zeros(len(cache.keys), kv_heads, 2, len(columns), device=columns.device)
+        if not layers:
+            return mass
         visible_keys = torch.tensor([each.visible_keys for each in self])
+        keys = [cache.keys[layer] for layer in layers]
         queries = [
             torch.stack([each.queries.of_row(layer, each.row) for each in self], 1)
-            for layer in range(len(cache.keys))
+            for layer in layers
         ]
-        heads_per_group = len(queries[0]) // len(cache.keys[0])
-        mass = attention_mass(cache.keys, queries, visible_keys, columns)
-        return mass / (len(visible_keys) * heads_per_group)
+        heads_per_group = len(queries[0]) // kv_heads
+        recorded = attention_mass(keys, queries, visible_keys, columns)
+        mass[list(layers)] = recorded / (len(visible_keys) * heads_per_group)
+        return mass

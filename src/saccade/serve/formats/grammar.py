@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from saccade.core.errors import OptionError
+from saccade.core.json_text import parse_json
 from saccade.core.sampling import BrokenLaw
 from saccade.core.tree import common_length
 
@@ -62,7 +63,7 @@ def without_forcing(source: str) -> str:
     the tokenizer splits it. Without forcing, a mask allows every split of the text into tokens.
     """
     try:
-        (grammar,) = json.loads(source)["grammars"]
+        (grammar,) = parse_json(source)["grammars"]
     except ValueError:  # The source is in Lark already.
         return NO_FORCING + source
     if grammar["lark_grammar"] is not None:

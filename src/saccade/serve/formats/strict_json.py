@@ -13,6 +13,8 @@ import re
 from decimal import Decimal
 from typing import Any
 
+from saccade.core.json_text import parse_json
+
 # Levels of objects and arrays within one value. Recursive parsers in Python allow about 1000.
 MAX_DEPTH = 200
 MAX_INTEGER_DIGITS = 4000  # Python writes no integer of more than 4300.
@@ -71,7 +73,7 @@ def parse_object(text: str) -> dict[str, Any]:
     _, end = read_object(text)
     if text[end:].strip(" \t\n\r"):
         raise NotJson
-    return dict(json.loads(text, parse_float=_parse_number))
+    return dict(parse_json(text, parse_float=_parse_number))
 
 
 def value_end(text: str, at: int = 0) -> int:

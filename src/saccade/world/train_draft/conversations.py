@@ -10,7 +10,6 @@ seed, the number of the training phase and the batch's index, as it does for the
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from saccade.core.errors import OptionError
+from saccade.core.json_text import parse_json
 from saccade.core.tree import common_length
 from saccade.inputs import Loaded, media, questions
 from saccade.world.train_draft.samples import append_answer, collate, draw_kept_mask
@@ -63,9 +63,9 @@ def read_conversations(data: str, folder: str | None = None) -> tuple[LlavaConve
         if path.suffix == ".jsonl":
             # ``splitlines`` would also split at other characters, such as U+2028, which may occur
             # inside a string of JSON.
-            rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+            rows = [parse_json(line) for line in text.split("\n") if line.strip()]
         else:
-            rows = json.loads(text)
+            rows = parse_json(text)
     except OSError as error:
         raise OptionError(f"cannot read {data}: {error.strerror}") from error
     except ValueError as error:
