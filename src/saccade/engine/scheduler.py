@@ -64,8 +64,9 @@ class _Entry:
     """One request under way."""
 
     batch: RequestBatch  # of this request alone
-    # Each ``next`` reads one more piece of the prompt. It returns the request's opening round after
-    # the target's last piece, and None after the pieces before it.
+    # Each ``next`` reads one more piece of the prompt. It returns None after each of the target's
+    # pieces but the last, and the request's opening round after the last. Then the draft reads the
+    # prompt, and the iterator ends.
     unread_pieces: Iterator[Round | None]
     # Decoding uses only one of these two: the group where requests share the target's forwards, and
     # the rounds where each request has forwards of its own. The group has this request alone, with
