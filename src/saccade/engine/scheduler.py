@@ -123,8 +123,8 @@ class Scheduler:
         return is_room()
 
     def join(self, request: Request) -> int:
-        """Adds a request and returns its number. Raises OptionError or ModelError before any
-        work."""
+        """Adds a request and returns its number. Raises OptionError or ModelError before any of its
+        prompt is read."""
         self._follow_changes()
         self.fits(request)  # This drops stored prefixes where memory is short.
         number = self._next_number

@@ -567,7 +567,8 @@ class Session:
         ]
 
     def fill_for_timing(self, number: int, context: int, room: int) -> None:
-        """Starts a request with ``context`` meaningless keys, to time forwards."""
+        """Starts a request with ``context`` meaningless keys and room for ``room`` more, to time
+        forwards."""
         self.requests[number] = RequestState(self._filled_cache(context, room), [], context)
 
     def _filled_cache(self, context: int, room: int) -> Cache:
