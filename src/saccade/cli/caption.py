@@ -87,7 +87,7 @@ def caption(
         exact=exact,
     )
 
-    # This loads models, so ``run_jobs`` calls it only if a video has no row yet.
+    # This loads models, so ``run_jobs`` calls it only if a video is still to be answered.
     def make_answerer() -> AnswerJobs:
         if ray is not None:
             from saccade.corpus.cluster import answer_on_cluster

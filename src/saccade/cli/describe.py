@@ -154,7 +154,8 @@ def print_answer(target: Loaded, start: Callable[..., Stream], detail: OutputDet
     """Prints an answer while it is decoded, and returns its result.
 
     ``start`` starts the answer's stream. Its argument ``on_phase`` is a function that the stream
-    calls with the name of each phase, such as "prefill", when the phase begins.
+    calls with the name of each phase, such as "prefill", when the phase begins. Raises ModelError
+    after printing what there is, if the model's logits were invalid.
     """
     from saccade.answering import coloured_text
 

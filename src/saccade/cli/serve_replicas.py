@@ -30,7 +30,8 @@ def run_replicas(
 ) -> None:
     """Serves until a signal, then waits up to ``drain_seconds`` for requests under way.
 
-    A second signal ends the process at once. Raises OptionError where replicas cannot be started.
+    A second signal ends that wait by KeyboardInterrupt, and so does a signal before the replicas
+    are ready. Raises OptionError where replicas cannot be started.
     """
     if port == 0:
         raise OptionError("--replicas needs a definite --port: 0 (any free one) is for one server")

@@ -64,8 +64,9 @@ class _Entry:
     """One request under way."""
 
     batch: RequestBatch  # of this request alone
-    # Each ``next`` reads one more piece of the prompt. It returns the request's opening round after
-    # the target's last piece, and None after the pieces before it.
+    # Each ``next`` reads one more piece of the prompt. It returns None after each of the target's
+    # pieces but the last, and the request's opening round after the last. Then the draft reads the
+    # prompt, and the iterator ends.
     unread_pieces: Iterator[Round | None]
     # Decoding uses only one of these two: the group where requests share the target's forwards, and
     # the rounds where each request has forwards of its own. The group has this request alone, with
@@ -122,8 +123,8 @@ class Scheduler:
         return is_room()
 
     def join(self, request: Request) -> int:
-        """Adds a request and returns its number. Raises OptionError or ModelError before any
-        work."""
+        """Adds a request and returns its number. Raises OptionError or ModelError before any of its
+        prompt is read."""
         self._follow_changes()
         self.fits(request)  # This drops stored prefixes where memory is short.
         number = self._next_number

@@ -1,7 +1,8 @@
 """The scopes in which requests are planned and rounds are computed.
 
 In both, tensors that name no device are made on the CPU, whatever default the caller has set. While
-other programs keep cores busy, PyTorch uses fewer threads.
+other programs keep cores busy, both may reduce PyTorch's number of threads; their docstrings say
+when they do not.
 """
 
 from __future__ import annotations

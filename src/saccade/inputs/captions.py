@@ -80,7 +80,8 @@ def captioner(
     """Loads a captioner by folder or hub id, or the embedded one ("shapes").
 
     ``media`` has the frames of each video and image, in prompt order. The captioner describes the
-    middle frame of each. Raises ModelError where the model makes no text of images.
+    middle frame of each. Raises ModelError for a checkpoint that cannot be found, and for a model
+    that makes no text of images.
     """
     # The embedded captioner is loaded without a device, so it is cached under one key.
     model, processor = _load(name, None if name == SHAPES else device)

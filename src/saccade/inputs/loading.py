@@ -95,7 +95,8 @@ class Loaded:
     name: str
     backbone: Backbone
     processor: Any  # Of a text-only model this is a tokenizer.
-    # The narrow domain that the model was trained on; None for a general model.
+    # The narrow domain that the model was trained on. None for a general model, and also for a head
+    # and a rounded copy (``round_weights``), of which the domain is not looked up.
     training_domain: TrainingDomain | None = None
     # Whether it is a head in the target's own checkpoint, which is loaded without being named.
     is_own_head: bool = False
@@ -126,7 +127,8 @@ def load(
     rounding: Rounding | None = None,
     check_processor: Callable[[Any], None] | None = None,
 ) -> Loaded:
-    """Loads a checkpoint folder, a hub id, or one of the embedded models by ``checkpoints.NAMES``.
+    """Loads a model by its checkpoint folder, its hub id, or an embedded model's name
+    (``checkpoints.NAMES``).
 
     Only safetensors weights are read. Raises ModelError or OptionError, in one sentence, before
     any weight is read where that can be known.
@@ -287,7 +289,10 @@ def _read_packed(
 
 def _check_weights(name: str, model: Any, loading_info: Mapping[str, Any]) -> None:
     """Raises ModelError unless the checkpoint has the model's weights, in the right shapes and
-    finite."""
+    finite, and no others.
+
+    Draft heads, and the weights for the speech of a model that also speaks, may be there too.
+    """
     depth = architectures.text_config(model.config).num_hidden_layers
     # The checkpoint may hold draft heads of its own, which transformers does not load.
     unexpected = [
@@ -472,7 +477,7 @@ def round_weights(loaded: Loaded, rounding: str) -> Loaded:
 
 
 def read_config(name: str, *, trust_remote_code: bool = False, weights: bool = True) -> Any:
-    """Reads a checkpoint's config alone; ``weights`` says whether it must have weights too."""
+    """Reads a checkpoint's config alone; ``weights`` says whether a folder must have weights."""
     check_folder(name, source_of(name), weights=weights)
     try:
         config = _from_pretrained(AutoConfig, name, trust_remote_code)
@@ -517,7 +522,10 @@ def read_processor(name: str, config: Any, *, trust_remote_code: bool = False) -
 
 
 def pick_device(device: str | None) -> torch.device:
-    """Returns a device by its name; without a name, a GPU where there is one, else the CPU."""
+    """Returns a device by its name; without a name, a GPU where there is one, else the CPU.
+
+    Raises OptionError for a device that this machine does not have.
+    """
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -531,7 +539,8 @@ def pick_device(device: str | None) -> torch.device:
 
 
 def use_threads(threads: int | None) -> None:
-    """Sets the number of PyTorch's threads. Raises OptionError for too many or too few."""
+    """Sets the number of PyTorch's threads, which None leaves as it is. Raises OptionError for too
+    many, too few, or a number that is not whole."""
     check_whole("threads", threads)
     if threads is None:
         return

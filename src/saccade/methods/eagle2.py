@@ -41,8 +41,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Eagle2(Shape):
-    """EAGLE-2's tree: ``top`` nodes of each of ``levels`` levels are expanded, and at the end the
-    ``nodes`` candidates of greatest value are kept.
+    """EAGLE-2's tree of at most ``levels`` levels: the root and ``top`` nodes of each level but the
+    last are expanded, and at the end the ``nodes`` candidates of greatest value are kept.
 
     Nodes are chosen, not drawn.
     """

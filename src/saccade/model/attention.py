@@ -36,13 +36,14 @@ Mask = Bool[Tensor, "new seen"]
 AttentionOutput = Float[Tensor, "new out"]
 """For each row the outputs of all heads, one after the other: heads x head_dim numbers."""
 Kernel = tuple[Callable[..., Queries], Tensor | None]
-"""A function that attends, and the mask that it is called with."""
+"""A function that attends, called as (q, k, v, mask, scale), and the mask for that call."""
 PartialAttention = tuple[Queries, Float[Tensor, "head new"]]
 """Attention over some of the keys, and the log of the sum that its softmax divided by."""
 
-# The query heads that share a key head can be passed to a kernel as further rows of that head
-# ("folded"). This is done for segments of up to so many rows. With more rows it is faster to pass
-# all query heads, and to let the kernel share the key heads among them (GQA).
+# The query heads that share a key head can be passed to torch's kernels as further rows of that
+# head ("folded"). This is done for segments of up to so many rows. With more rows it is faster to
+# pass all query heads, and to let the kernel share the key heads among them (GQA). Our compiled
+# kernel always gets all query heads.
 FOLD_LIMIT = 64
 # A timed call for a prompt has as many of the model's heads as make up to this many
 # multiplications, and at least one head.
@@ -223,8 +224,9 @@ class Step:
     def _visible_keys(
         self, number: int, window: KeyWindow | None, device: torch.device
     ) -> tuple[Tensor, int]:
-        """Returns :func:`visible_keys` of a segment, computed once for all layers with the same
-        window on one device."""
+        """Returns which keys each row of a segment sees, and the first key that any row sees
+        (:func:`visible_keys`). It is computed once for all layers with the same window on one
+        device."""
         kind = number, window, device
         if kind not in self._visible:
             visible, first = visible_keys(self.segments[number], window)
@@ -266,7 +268,8 @@ def attend_partially_by_products(
 ) -> PartialAttention:
     """Returns what :func:`attend_partially` does, for devices and types without such a kernel.
 
-    Keys that are not visible may be NaN.
+    Keys that are not visible may be NaN, but their values may not: a value is multiplied by its
+    weight even where the weight is 0.
     """
     heads, new, width = q.shape
     grouped = q.reshape(k.shape[0], -1, new, width)
@@ -410,6 +413,8 @@ def _attend_folded(
     return _attend_in_two_parts(grouped, k, v, recent_mask, scale).reshape(q.shape)
 
 
+# The kernels by the names in an ``AttentionChoice``. The name "fused" stands for two functions: one
+# for up to FOLD_LIMIT rows and for pages, and one for more rows.
 FEW_ROW_KERNELS: dict[str, Callable[..., Queries]] = {
     "fused": _attend_fused,
     "unfused": _attend_unfused,

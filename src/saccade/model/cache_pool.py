@@ -150,8 +150,9 @@ class CachePool:
     def _grow(self, rows: int) -> bool:
         """Adds at least ``rows`` rows to the buffers. Returns whether there was memory for it.
 
-        First it tries to add as many rows as the buffers have, or ``INITIAL_TOKENS`` to a new pool.
-        If there is no memory for that, it tries to add ``rows``.
+        First it tries to add as many rows as the buffers have, or to a new pool the rows of
+        ``INITIAL_TOKENS`` tokens if these take at most ``MAX_INITIAL_SHARE``. If there is no memory
+        for that, it tries to add ``rows``.
         """
         old_rows = self.rows
         free_bytes = memory.available_bytes(self._device)

@@ -60,7 +60,7 @@ class RequestState:
     context: list[int]  # token ids of the prompt and the text
     first_position: int  # the position of the text's first token
     text_length: int = 0  # in tokens
-    answer_length: int = 0  # tokens of this turn's answer; the next token's noise has this number
+    answer_length: int = 0  # tokens of this turn's answer so far
     pending: list[int] = field(default_factory=list)  # last tokens of the text, without keys yet
     root_logits: Tensor | None = None  # at the end of the text; None while tokens are pending
     # A function without arguments that returns the two likeliest tokens at the end of the text and
@@ -74,12 +74,15 @@ class RequestState:
     # For each node of the tree, what ``root_top_reader`` is for the end of the text.
     node_top_readers: list[ReadTop | None] = field(default_factory=list)
     reused_rows: int = 0  # how many rows of the prompt have keys that an earlier request computed
-    noise_number: int = 0  # its number among the requests of its call, which selects its noise
+    # The request's number in the batch that the user passed, which selects its noise. It is 0 for
+    # every request of a server, although their numbers in the session differ.
+    noise_number: int = 0
     # The rows committed last, if their attention may be asked for (``follow_rows``).
     recent_rows: RecentRows | None = None
     # For each node of the tree, the queries of the forward that scored it, and its row there.
     node_queries: list[tuple[RowQueries, int]] = field(default_factory=list)
-    # [layer, kv_head, kept]: which row of the source each row of a fork's prompt is a copy of.
+    # [layer, kv_head, kept]: which row of the source each row of a fork's prompt is a copy of. None
+    # unless the fork may be reselected.
     source_rows: Tensor | None = None
     pages: Pages | None = None  # pages of the source, which are read into the cache's first rows
 
@@ -141,8 +144,11 @@ class Session:
         ]
 
     def new_cache(self, capacity: int, *, keeps_all_keys: bool = True) -> Cache:
-        """Returns an empty cache for a request, in the pool of captured forwards if there are
-        any."""
+        """Returns an empty cache for a request, in the pool of captured forwards if there are any.
+
+        Without ``keeps_all_keys``, layers with a window evict the keys behind it. In the pool all
+        keys are kept in any case.
+        """
         if self.cuda_graphs is not None:
             return self.cuda_graphs.new_cache(capacity)
         return self.backbone.new_cache(
@@ -173,8 +179,9 @@ class Session:
                 call it returns the ``Prefill`` with newer attention on the visual rows: that of the
                 last rows committed by then, at most ``follow_rows``. This needs ``record``.
             noise_number: see :class:`RequestState`.
-            keeps_all_keys: if False, layers with a window evict the keys behind it. Then no other
-                session can start from this one's keys, and no rows can be followed.
+            keeps_all_keys: if False, layers with a window may evict the keys behind it
+                (:meth:`new_cache`). Then no other session can start from this one's keys, and no
+                rows can be followed.
             shared_rows: if not 0, the request exists already, and the prompt begins with this many
                 rows of its prompt and text. They are not read again, as far as that is possible.
             hidden_layers: layers whose hidden states are stored too, for this prompt and all that
@@ -373,9 +380,10 @@ class Session:
         """Starts requests whose keys are copied from another session, the source.
 
         Such a request is a fork. A target that drafts for itself does so in forks, which mostly
-        have a part of its own keys. Each fork gets those rows of a prefill's cache that its prompt
-        names. Later, the keys of committed text are copied from the source too, which is exact and
-        needs no forward. ``can_reselect`` allows :meth:`reselect` to change the rows of the prompt.
+        have only some of the target's keys. Each fork gets those rows of a prefill's cache that the
+        fork's prompt names. Later, the keys of committed text are copied from the source too, which
+        is exact and needs no forward. ``can_reselect`` allows :meth:`reselect` to change the rows
+        of the prompt.
         """
         for number, (prefill, prompt) in enumerate(zip(prefills, prompts, strict=True)):
             source = prefill.cache
@@ -425,7 +433,9 @@ class Session:
     def start_turn(self, turns: Mapping[int, Turn], rules: Rules) -> None:
         """Continues conversations: drops the last tokens and appends the next question's.
 
-        The keys of all other tokens stay. The new tokens are pending until the next score.
+        The keys of the tokens before those stay. Where the cache can only be cut back further, the
+        text after the cut is read again. Of a long text that is to be read, all chunks but the last
+        are read here. The rest is pending until the next score.
         """
         self.rules = rules
         for number, turn in turns.items():
@@ -528,9 +538,11 @@ class Session:
     # -- score and commit ----------------------------------------------------------------------
 
     def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
-        """Returns each request's scores, which hold the raw logits at the end of its text and at
-        every node of its tree. One forward computes them for all requests.
+        """Returns each request's scores, which hold the logits at the end of its text and at every
+        node of its tree. One forward computes them for all requests.
 
+        The logits are those before any sampling rule, over the ids that draft and target share,
+        with -inf for banned ids.
         Leading nodes that the previous tree had too are not computed again.
         """
         (scores,) = score_together([(self, trees)])
@@ -563,7 +575,8 @@ class Session:
         ]
 
     def fill_for_timing(self, number: int, context: int, room: int) -> None:
-        """Starts a request with ``context`` meaningless keys, to time forwards."""
+        """Starts a request with ``context`` meaningless keys and room for ``room`` more, to time
+        forwards."""
         self.requests[number] = RequestState(self._filled_cache(context, room), [], context)
 
     def _filled_cache(self, context: int, room: int) -> Cache:

@@ -74,7 +74,7 @@ class CompletionHandler:
         self._arrived_at, self._body = arrived_at, body
         self.deadline = arrived_at + service.settings.timeout_seconds
         self._slots = self._request.n or 1  # One for each answer.
-        self._has_failed = False
+        self._has_failed = False  # By an error; a client that disconnects is not one.
         self._queued: list[QueuedRequest] = []
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._warnings: list[str] = []
@@ -310,8 +310,8 @@ class CompletionHandler:
 class EventStream(StreamingResponse):
     """Server-sent events, after which the handler is closed.
 
-    It is closed also when the stream was never started, and when the client does not read it before
-    the request's deadline.
+    The handler is closed even if no event was sent. If the client has not read the whole stream two
+    grace periods after the request's deadline, the stream ends and the handler is closed.
     """
 
     def __init__(self, handler: CompletionHandler) -> None:

@@ -40,8 +40,9 @@ MEDIA_DECODERS = 2  # Processes that decode media.
 class BoundedThreads:
     """Runs each piece of work in a thread of its own, at most ``max_threads`` of them at once.
 
-    A caller that is cancelled while it waits does not wait for its thread. The threads are daemons,
-    so that none keeps the process from ending.
+    A caller that is cancelled while it waits goes on at once, while its thread still runs to its
+    end and counts as one of ``max_threads``. The threads are daemons, so that none keeps the
+    process from ending.
     """
 
     def __init__(self, max_threads: int) -> None:
@@ -136,7 +137,7 @@ def build_service(settings: ServerSettings) -> tuple[Service, Callable[[], Engin
     """Returns the service, still without models, and the function that loads them and returns the
     engine.
 
-    `routes.make_app` takes both. Raises MethodError for an unknown method; the returned function
+    `routes.make_app` takes both. Raises the errors of :func:`resolve_recipe`; the returned function
     raises what goes wrong in loading.
     """
     recipe = resolve_recipe(settings)

@@ -29,7 +29,7 @@ class Watching:
 
     live: Live
     exchanges: list[tuple[float, str, str]] = field(default_factory=list)
-    """(second of the video, question, answer) of each question so far."""
+    """(second of the latest frame when it was asked, question, answer) of each question so far."""
 
 
 class PageWatcher:

@@ -8,22 +8,25 @@ import torch
 
 from saccade.core.free_cores import CpuSample, own_cpus
 
-TOLERATED_SHARE = 0.1  # Share of all cores that others may use beside the cores we leave free.
+# The share of this process's cores that others may use beside those that our threads leave free.
+TOLERATED_SHARE = 0.1
 TOLERATED_RATIO = 1.25  # The slowest run of the same work may take so many times the fastest.
 
 
 class DisturbanceWatch:
-    """Measures the processor time of other programs from when it is made."""
+    """Measures the processor time that other programs use of this process's cores, from when the
+    watch is made."""
 
     def __init__(self) -> None:
         self._start = CpuSample.now()
 
     def busy_cores(self) -> float:
-        """Returns how many cores other programs used since then, on average."""
+        """Returns how many of these cores other programs have used since the watch was made, on
+        average."""
         return CpuSample.now().cores_of_others(self._start)
 
     def warning(self, plain: Sequence[float] = ()) -> str | None:
-        """Returns :func:`disturbance_warning` for this machine and PyTorch's threads."""
+        """Returns :func:`disturbance_warning` for this process's cores and PyTorch's threads."""
         threads = torch.get_num_threads()
         return disturbance_warning(self.busy_cores(), threads, len(own_cpus()), plain)
 
@@ -34,9 +37,9 @@ def disturbance_warning(
     """Returns a sentence where timings say more about other programs than about ours, else None.
 
     Args:
-        busy_cores: how many cores other programs used.
+        busy_cores: how many of the ``cores`` other programs used, on average.
         threads: how many threads we computed with.
-        cores: how many cores the machine has.
+        cores: how many cores this process may run on.
         plain: the seconds that each of several runs of the same plain decoding took.
     """
     causes = []

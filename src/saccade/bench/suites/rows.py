@@ -94,7 +94,7 @@ class ParquetRows:
 
 
 Rows = InMemoryRows | ParquetRows
-"""Rows in a fixed order, read on demand."""
+"""Rows in a fixed order. Those of parquet files are read on demand."""
 
 
 def read_rows(files: Sequence[Path], nested: str | None = None) -> Rows:
@@ -128,10 +128,10 @@ def read_rows(files: Sequence[Path], nested: str | None = None) -> Rows:
 
 
 def missing_shards(files: Sequence[Path]) -> list[str]:
-    """Returns the names of missing files.
+    """Returns the names of missing files, as far as the names of the given files tell.
 
     Names that count the files tell which are missing: "rows-00000-of-00003.parquet" is the first of
-    three.
+    three. Of at most 10,000 such files the missing ones are found.
     """
     names = {path.name for path in files}
     expected: set[str] = set()
@@ -192,7 +192,10 @@ def _read_json(path: Path) -> list[Row]:
 
 
 def _read_workbook(path: Path) -> list[Row]:
-    """Returns the first sheet of an .xlsx as texts, with the first row as names."""
+    """Returns the first sheet of an .xlsx as texts, with the first row as names.
+
+    Empty rows are left out.
+    """
     excel = _import_library("openpyxl")
     with path.open("rb") as file:
         if any(part.file_size > MAX_SHEET_BYTES for part in zipfile.ZipFile(file).infolist()):

@@ -30,7 +30,7 @@ class LayoutError(Exception):
 
 
 class MissingMediumError(LayoutError):
-    """A benchmark has no medium of a name."""
+    """A benchmark's files have no medium of a name that one of its samples gives."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Setting:
     paper: str  # Where this is stated: "SpecVLM, Sec. 4.1".
     samples: int | None = None  # How many samples are drawn; None is every sample.
     max_new_tokens: int = 256
-    frames: int | None = None  # Of each video; None is the default sampling.
+    frames: int | None = None  # How many of each video are read; None is the default sampling.
     split: str = "test"
     # The template of the prompt. The sample's texts replace its fields: {question}, {options}, and
     # {caption1}, {caption2} and so on.

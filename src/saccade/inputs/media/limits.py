@@ -34,7 +34,7 @@ class Limits:
     max_pixels: int | None = 50_000_000  # Of one frame.
     max_frames: int | None = 768  # The chosen frames of a source.
     max_duration_s: float | int | None = 12 * 3600  # Of the whole video, in seconds.
-    max_memory: int | None = 1 << 30  # Bytes of the chosen frames.
+    max_memory: int | None = 1 << 30  # Bytes of the chosen frames once they are decoded.
     max_seconds: float | int | None = 600  # How long the reading of one source may take.
     root: Path | None = None  # Only files inside this folder are read; None allows all.
 
@@ -97,6 +97,7 @@ def refusal(
 
 
 def bad_option(message: str, limit: int | float | None = None) -> VideoInputError:
+    """Returns the error for an argument that cannot be used; ``message`` is its whole text."""
     return VideoInputError(message, "bad_option", limit)
 
 

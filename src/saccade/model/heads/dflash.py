@@ -1,9 +1,10 @@
 """DFlash heads (arXiv:2602.06036): a few decoder layers that draft a block by one forward.
 
-The block is the last token of the text and masks after it. Its rows see the text and each other.
-Each predicts the token at its own place, or in some heads the token after it
-(``BlockSettings.first_row``). The keys of the text are made of the target's hidden states: every
-layer reads the same ones, so the text needs no forward of its own.
+The block is the last token of the text and masks after it. Its rows see the text and each other,
+or in some layers only a part of these (:class:`BlockVisibility`). Each predicts the token at its
+own place, or in some heads the token after it (``BlockSettings.first_row``). The keys of the text
+are made of the target's hidden states: every layer reads the same ones, so the text needs no
+forward of its own.
 """
 
 from __future__ import annotations
@@ -168,7 +169,8 @@ def _read_visibilities(entries: dict[str, Any], layers: Qwen3Config) -> list[Blo
 
 
 class BlockModule(nn.Module):
-    """The weights of a DFlash head: Qwen3's decoder layers, and what they read of the target.
+    """The weights of a DFlash head: Qwen3's decoder layers, and the projection through which they
+    read the target's hidden states.
 
     The embeddings and the output matrix are the target's where a checkpoint has none.
     """

@@ -162,6 +162,8 @@ class CodedPanels(NamedTuple):
     A panel has ``OUTPUTS_PER_CODED_PANEL`` outputs, and a block has ``CODE_BLOCK`` inputs of each.
     The bytes of a block are the scales of the outputs in fp16, and then the codes: four inputs of
     the first output, the same four of the second, and so on, then the next four inputs of each.
+    With 4 bits a byte has two codes: of an input in the block's first half, and of the input at the
+    same place in its second half.
     """
 
     numbers: UInt8[Tensor, "panel block byte"]

@@ -127,7 +127,10 @@ class FewRowAttention:
         v: Float[Tensor, "kv_head row head_dim"],
         scale: float,
     ) -> Float[Tensor, "row out"]:
-        """Writes a layer's keys and values and attends. Queries and keys are already rotated."""
+        """Writes a layer's keys and values into the caches, and returns the attention of all rows.
+
+        Queries and keys are already rotated.
+        """
         queries, keys, values = (each.transpose(0, 1) for each in (q, k, v))
         return self._attend(layer, queries, keys, values, scale, rotation=None, norms=None, eps=0.0)
 
@@ -140,7 +143,8 @@ class FewRowAttention:
         norms: Norms | None,
         eps: float,
     ) -> Float[Tensor, "row out"]:
-        """Norms and rotates a layer's queries and keys, writes its cache and attends.
+        """Norms and rotates a layer's queries and keys, writes keys and values into the caches, and
+        returns the attention of all rows.
 
         ``qkv`` is the layer's projection: the heads of queries, then of keys, then of values.
         """
@@ -331,6 +335,7 @@ class Trial:
     ) -> Float[Tensor, "row out"]:
         """Returns what the kernels should return, computed by torch in fp32.
 
+        ``soft_cap`` bounds the logits by a tanh; with 0 they are not bounded.
         Writes the new keys and values into the buffers, as the kernels do.
         """
         attention, kernels = self.attention, self.attention.kernels
@@ -389,9 +394,9 @@ def difference_from_torch(kernels: Kernels) -> float:
     """Returns the largest difference between the kernels' numbers and torch's, both in what they
     return and in what they write.
 
-    A difference is measured as ``TOLERANCE`` says. The result is NaN if any number is NaN. The
-    kernels are tried with one row and with the most rows, over few keys and over many, with norms
-    and rotations.
+    A difference is measured as ``TOLERANCE`` says. The result is NaN if a returned number is NaN.
+    In the written buffers NaN counts as 0, because unused rows are NaN. The kernels are tried with
+    one row and with the most rows, over few keys and over many, with norms and rotations.
     """
     differences = []
     # The cached tokens of each request, and the new rows of each.

@@ -123,6 +123,8 @@ class ChatForm:
         return len(text) - len(rest)
 
     def finish_reason(self, result: Result, calls: list[ParsedCall]) -> str:
+        """Returns why an answer ended: "tool_calls" if it stopped by itself and has calls. With
+        calls that were cut by the token limit it is still "length"."""
         return "tool_calls" if calls and result.finish_reason == "stop" else result.finish_reason
 
 

@@ -117,9 +117,9 @@ def train_draft(
     """Trains a draft and saves it as a checkpoint in the folder ``out``.
 
     Returns the settings and, under "phases", what each phase did; both are also written into the
-    folder. ``on_progress`` takes (phase, samples done, samples in all, last loss). With ``resume``
-    the run continues bit for bit from the last checkpoint, saved at least every ``save_every_s``
-    seconds.
+    folder. ``on_progress`` takes (phase, samples done, samples in all, last loss or None). With
+    ``resume`` the run continues bit for bit from the last checkpoint. One is saved at the end of a
+    step if ``save_every_s`` seconds have passed since the one before.
     """
     recipe = _check_settings(settings)
     state = _read_state(out, settings, resume)
@@ -220,7 +220,8 @@ class HeadTraining(Training):
 def _run(phase_run: PhaseRun, training: Training, on_progress: OnProgress) -> dict[str, Any]:
     """Runs one phase, from its last checkpoint if it has one, and returns what it did.
 
-    "loss_last" is the mean over the last tenth of the losses that were logged.
+    "loss_first" is the first loss that was logged, and "loss_last" the mean over the last tenth of
+    those losses. "parameters" counts the parameters that the phase trains.
     """
     trainer: Any = training.trainer(phase_run, on_progress)
     trainer.train(resume_from_checkpoint=_last_checkpoint(phase_run.checkpoints))
