@@ -53,6 +53,7 @@ from saccade.engine.generate import Stream
 from saccade.engine.request import Request
 from saccade.engine.scheduler import Scheduler
 from saccade.inputs import head_checkpoints, loading
+from saccade.inputs.footprint import dflash_footprint, eagle3_footprint
 from saccade.methods import resolve
 from saccade.model import prefix_cache
 from saccade.model.heads import layouts
@@ -567,6 +568,11 @@ def _sees(*layers: int) -> dict[str, Any]:
         ("dflash", {"selector_rank": 256}, "a later kind of DFlash head, with selector_rank"),
         ("dflash", {"num_key_value_heads": 4}, "another shape"),
         ("dflash", {"sliding_window": None}, "has to name its sliding_window"),
+        ("dflash", {"dflash_config": [1]}, "describes no head that can be built"),
+        ("dflash", {"target_layer_ids": 5, "dflash_config": {}}, "describes no head that can"),
+        ("dflash", {"block_size": 1}, "draft no token"),
+        ("dflash", {"layer_types": ["full_attention"] * 9}, "9 layer_types for|no head that can"),
+        ("specforge", {"num_attention_heads": "many"}, "describes no head that can be built"),
     ],
 )
 def test_a_head_that_cannot_be_used_gets_one_sentence(kind, settings, sentence, tmp_path):
@@ -586,6 +592,27 @@ def test_a_config_without_a_heads_architectures_is_no_head(architectures: Any) -
     """Claim: whatever a config has in the place of a list of names, it describes no head, and
     nothing is raised. Fails if a malformed config ends in an error of Python."""
     assert head_checkpoints.find_kind({"architectures": architectures}) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "settings"),
+    [
+        (dflash_footprint, {"dflash_config": [1]}),
+        (dflash_footprint, {"target_layer_ids": 5}),
+        (dflash_footprint, {"hidden_size": None}),
+        (eagle3_footprint, {"hidden_size": "wide"}),
+        (eagle3_footprint, {"num_attention_heads": 0}),
+    ],
+)
+def test_a_malformed_config_of_a_head_has_no_size(count: Any, settings: dict[str, Any]) -> None:
+    """Claim: an entry of another type than it should have is a sentence, also where only the head's
+    size is counted."""
+    sizes = dict(hidden_size=8, intermediate_size=8, num_attention_heads=2, num_hidden_layers=1)
+    whole = {**sizes, "head_dim": 4, "target_layer_ids": [0], **settings}
+    if settings.get("num_attention_heads") == 0:
+        del whole["head_dim"]
+    with pytest.raises(ModelError, match="describes no"):
+        count(whole, llama(0).config)
 
 
 @pytest.mark.parametrize("ids", [[0, 0, 0], [-1, 0], [0, 5]])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 import saccade
-from saccade.core.errors import OptionError, VideoInputError
+from saccade.core.errors import ModelError, OptionError, VideoInputError
 from saccade.ui.conversing import PageConversation
 from saccade.ui.page_run import PageSettings
 from saccade.world import drawing, scenes
@@ -82,6 +83,40 @@ def test_a_first_question_that_fails_holds_no_conversation(model, clips, monkeyp
                 next(page.ask("one", "What?", clips[:1]))
         assert [*page.ask("two", "What?", clips[:1])]
         page.end("two")
+
+
+def test_an_answer_that_nobody_waits_for_is_closed(model, clips):
+    """Claim: who leaves in the middle of an answer may ask the next question. Fails if the answer
+    stays under way."""
+    page = PageConversation(model, PageSettings(max_new_tokens=4))
+    answer = page.ask("one", "What?", clips[:1])
+    next(answer)
+    answer.close()
+    assert [*page.ask("one", "What now?")]
+    page.end("one")
+
+
+class BrokenStream:
+    """A stream that ends because the logits are NaN."""
+
+    results = (Mock(finish_reason="error", text=""),)
+
+    def __iter__(self) -> Iterator[None]:
+        return iter(())
+
+    def close(self) -> None: ...
+
+
+def test_invalid_logits_are_no_empty_answer(model, clips, monkeypatch):
+    """Claim: an answer that ends in an error is told as one, as on the command line, and another
+    tab may begin a conversation."""
+    page = PageConversation(model, PageSettings(max_new_tokens=2))
+    with monkeypatch.context() as patch:
+        patch.setattr("saccade.answering.chat_model.Chat.stream", lambda *_, **__: BrokenStream())
+        with pytest.raises(ModelError, match="NaN"):
+            [*page.ask("one", "What?", clips[:1])]
+    assert [*page.ask("two", "What?", clips[:1])]
+    page.end("two")
 
 
 def test_what_cannot_be_asked_leaves_the_conversation(model, clips, tmp_path: Path):

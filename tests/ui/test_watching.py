@@ -41,6 +41,12 @@ def test_a_tab_watches_and_asks(tmp_path: Path) -> None:
     assert (
         "What is there?" in conversation_html(watchers.get("one")) and conversation_html(None) == ""
     )
+    # Who leaves in the middle of an answer may ask again.
+    answer = watchers.ask("one", "What is there?")
+    next(answer)
+    answer.close()
+    *_, last = watchers.ask("one", "What is there?")
+    assert last == live.history[-1][1]
     watchers.stop("two")
     assert watchers.get("one") is not None
     watchers.stop("one")

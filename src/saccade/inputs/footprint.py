@@ -27,6 +27,9 @@ BYTES_PER_WEIGHT = {"--dtype bfloat16": 2.0, "--quantize bnb-8bit": 1.0, "--quan
 """The options that make a model smaller, and how many bytes a weight takes with each."""
 
 
+MALFORMED_ENTRIES = (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError)
+"""What reading an entry of a config raises that is missing or of another type."""
+
 BITS_BY_FORMAT = {"mxfp4": 4}
 """The bits of a weight in each quantised format whose configs never say how many there are."""
 
@@ -160,14 +163,14 @@ def eagle3_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
     """
     layer = settings.get("transformer_layer_config") or settings
     try:
-        dim = layer["hidden_size"]
-        inner = layer["intermediate_size"]
-        heads = layer["num_attention_heads"]
-        kv_heads = layer.get("num_key_value_heads") or heads
-        width = layer.get("head_dim") or dim // heads
+        dim = int(layer["hidden_size"])
+        inner = int(layer["intermediate_size"])
+        heads = int(layer["num_attention_heads"])
+        kv_heads = int(layer.get("num_key_value_heads") or heads)
+        width = int(layer.get("head_dim") or dim // heads)
         text = architectures.text_config(target)
-        vocab = settings.get("draft_vocab_size") or text.vocab_size
-    except (KeyError, TypeError, ZeroDivisionError) as error:
+        vocab = int(settings.get("draft_vocab_size") or text.vocab_size)
+    except MALFORMED_ENTRIES as error:
         raise ModelError("its config.json describes no EAGLE-3 head") from error
     # Attention reads a token's embedding and its hidden state side by side, so 2 * dim numbers.
     layer_weights = _layer_weights(dim, inner, heads, kv_heads, width, 2 * dim)
@@ -203,28 +206,28 @@ def dflash_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
     ``settings`` are the entries of its config.json, and ``target`` is its target's config.
     """
     layer = settings.get("transformer_layer_config") or settings
-    entries = {**settings, **(settings.get("dflash_config") or {})}
     try:
+        entries = {**settings, **(settings.get("dflash_config") or {})}
         dim, inner, layers = (
-            layer[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")
+            int(layer[name]) for name in ("hidden_size", "intermediate_size", "num_hidden_layers")
         )
-        heads = layer["num_attention_heads"]
-        width = layer["head_dim"]
-        kv_heads = layer.get("num_key_value_heads") or heads
-        target_layers = (
+        heads = int(layer["num_attention_heads"])
+        width = int(layer["head_dim"])
+        kv_heads = int(layer.get("num_key_value_heads") or heads)
+        target_layers = list(
             entries.get("target_layer_ids") or entries["aux_hidden_state_layer_ids"] or ()
         )
         text = architectures.text_config(target)
-    except (KeyError, TypeError) as error:
+        vocab = int(settings.get("draft_vocab_size") or 0)
+    except MALFORMED_ENTRIES as error:
         raise ModelError("its config.json describes no DFlash head") from error
-    vocab = settings.get("draft_vocab_size")
     layer_weights = layers * _layer_weights(dim, inner, heads, kv_heads, width, dim)
     # The matrix "fc" makes one hidden state of several of the target's. Drafted tokens do not pass
     # through it.
     fc_weights = len(target_layers) * text.hidden_size * dim
     # A head without a vocabulary of its own uses the target's output matrix, and stores none.
     used_output_matrix = (vocab or text.vocab_size) * dim
-    stored_output_matrix = (vocab or 0) * dim
+    stored_output_matrix = vocab * dim
     return Footprint(
         parameters=layer_weights + fc_weights + stored_output_matrix,
         weights_per_token=layer_weights + used_output_matrix,

@@ -17,11 +17,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from saccade.core.errors import ModelError, first_line
+from saccade.core.errors import ModelError, SaccadeError, first_line, kind_and_line
 from saccade.core.json_text import parse_json
 from saccade.inputs.checkpoints import fetch_folder
 from saccade.inputs.footprint import Footprint, dflash_footprint, eagle3_footprint
 from saccade.inputs.packed_checkpoints import find_packing, unpack_tensors
+from saccade.model import memory
 from saccade.model.backbone import Backbone
 from saccade.model.heads import layouts
 from saccade.model.heads.dflash import make_dflash_head
@@ -102,7 +103,17 @@ def load_head(name: str, target: Backbone) -> Head:
     tensors = dict(_read_all(folder, name))
     if not tensors:
         raise ModelError(f"{name} holds no weights: give a folder with a head's *.safetensors")
-    return kind.make(target, settings, tensors, name)
+    try:
+        return kind.make(target, settings, tensors, name)
+    except SaccadeError:
+        raise
+    except Exception as error:  # Libraries raise almost anything over malformed configs.
+        if memory.is_out_of_memory(error):
+            raise
+        raise ModelError(
+            f"the config.json of {name} describes no head that can be built "
+            f"({kind_and_line(error)})"
+        ) from error
 
 
 def load_own_head(name: str, target: Backbone) -> Head | None:

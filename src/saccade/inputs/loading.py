@@ -533,7 +533,7 @@ def pick_device(device: str | None) -> torch.device:
         torch.empty(0, device=place)
         if place.type == "meta":
             raise ValueError("a device without numbers")
-    except (RuntimeError, AssertionError, ValueError) as error:
+    except (RuntimeError, AssertionError, ImportError, ValueError) as error:
         raise OptionError(f"device {device!r} is not available here; try --device cpu") from error
     return place
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from saccade.answering.chat_model import Chat, Model
 from saccade.answering.coloured_text import IncrementalDecoder
 from saccade.core.answer_text import TextDecoder
-from saccade.core.errors import OptionError
+from saccade.core.errors import INVALID_LOGITS_MESSAGE, ModelError, OptionError
 from saccade.inputs.media import Clip
 from saccade.inputs.subjects import is_text_file, read_document
 from saccade.ui import pictures
@@ -102,15 +103,20 @@ class PageConversation:
             )
             decoder = IncrementalDecoder(TextDecoder(self.model.pair.target.decode))
             text = ""
-            for round in stream:
-                text += str(decoder.styled_text(round.to_record()))
-                yield text
+            # Who leaves in the middle of an answer closes this generator. The next question would
+            # be refused if the stream stayed open.
+            with closing(stream):
+                for round in stream:
+                    text += str(decoder.styled_text(round.to_record()))
+                    yield text
+            (result,) = stream.results
+            if result.finish_reason == "error":
+                raise ModelError(INVALID_LOGITS_MESSAGE)
         except Exception:
             if not conversation.exchanges:
                 # The first question of the conversation failed, so another tab may begin one.
                 self.end(tab)
             raise
-        (result,) = stream.results
         conversation.prompt_tokens = result.prompt_tokens
         answer = result.text or ""
         conversation.exchanges.append(Exchange(question, uploads, answer, result.reused_tokens))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +16,7 @@ from saccade.answering.chat_model import Model
 from saccade.answering.coloured_text import IncrementalDecoder
 from saccade.answering.live_video import Live, Window
 from saccade.core.answer_text import TextDecoder
-from saccade.core.errors import OptionError
+from saccade.core.errors import INVALID_LOGITS_MESSAGE, ModelError, OptionError
 from saccade.ui import pictures
 from saccade.ui.page_run import PageSettings, read_clip
 
@@ -90,10 +91,16 @@ class PageWatcher:
         _, end = watching.live.kept_seconds
         decoder = IncrementalDecoder(TextDecoder(self.model.pair.target.decode))
         text = ""
-        for round in stream:
-            text += str(decoder.styled_text(round.to_record()))
-            yield text
-        text = stream.results[0].text or ""
+        # Who leaves in the middle of an answer closes this generator. The next question would be
+        # refused if the stream stayed open.
+        with closing(stream):
+            for round in stream:
+                text += str(decoder.styled_text(round.to_record()))
+                yield text
+        (result,) = stream.results
+        if result.finish_reason == "error":
+            raise ModelError(INVALID_LOGITS_MESSAGE)
+        text = result.text or ""
         watching.exchanges.append((end, question, text))
         yield text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import tarfile
@@ -200,6 +201,25 @@ def test_a_member_of_a_long_name_is_unpacked(tmp_path: Path, unpacked: Path) -> 
     (tmp_path / "v.zip").write_bytes(zipped({name: b"x"}))
     path = MediaIndex((tmp_path,), VIDEO_SUFFIXES).find(name).local()
     assert path.read_bytes() == b"x" and path.suffix == ".mp4"
+
+
+@pytest.mark.parametrize("cell", [[1], 5, ["ab"], {"a": 1}])
+def test_samples_of_a_row_that_are_no_rows_are_refused(cell: Any, tmp_path: Path) -> None:
+    """Claim: a cell that should have a list of samples and has something else is a sentence."""
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([{"q": cell}]))
+    with pytest.raises(LayoutError, match="a q of rows.json is not a list of rows"):
+        rows.read_rows([path], nested="q")
+
+
+def test_columns_of_a_workbook_have_names_of_text(tmp_path: Path) -> None:
+    """Claim: a numeric name becomes text, and a column without a name is left out."""
+    book = openpyxl.Workbook()
+    for line in (["id", None, 2024], ["a", "x", "b"], [None, None, None]):
+        book.active.append(line)
+    book.save(tmp_path / "book.xlsx")
+    table = rows.read_rows([tmp_path / "book.xlsx"])
+    assert table.names == ("id", "2024") and [*table.rows_at([0])] == [{"id": "a", "2024": "b"}]
 
 
 def test_every_lettered_option_stays() -> None:

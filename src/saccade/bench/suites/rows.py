@@ -117,14 +117,26 @@ def read_rows(files: Sequence[Path], nested: str | None = None) -> Rows:
     rows: list[Row] = []
     for path in files:
         try:
-            rows += _read_workbook(path) if path.suffix == ".xlsx" else _read_json(path)
+            file_rows = _read_workbook(path) if path.suffix == ".xlsx" else _read_json(path)
+            rows += _unnest(file_rows, nested, path) if nested else file_rows
         except (OptionError, LayoutError):
             raise
         except Exception:  # What the reader of workbooks raises over a damaged one is not known.
             raise LayoutError(f"{path.name} is cut short or damaged") from None
-    if nested:
-        rows = [{**row, **inner} for row in rows for inner in row.get(nested) or ()]
     return InMemoryRows(tuple(rows))
+
+
+def _unnest(rows: Sequence[Row], nested: str, path: Path) -> list[Row]:
+    """Returns the rows that rows of a file have in lists (see :func:`read_rows`)."""
+    all_rows: list[Row] = []
+    for row in rows:
+        inner_rows = row.get(nested) or []
+        if not isinstance(inner_rows, list) or not all(
+            isinstance(each, dict) for each in inner_rows
+        ):
+            raise LayoutError(f"a {nested} of {path.name} is not a list of rows")
+        all_rows += [{**row, **inner} for inner in inner_rows]
+    return all_rows
 
 
 def missing_shards(files: Sequence[Path]) -> list[str]:
@@ -194,13 +206,21 @@ def _read_json(path: Path) -> list[Row]:
 def _read_workbook(path: Path) -> list[Row]:
     """Returns the first sheet of an .xlsx as texts, with the first row as names.
 
-    Empty rows are left out.
+    Empty rows are left out, and so are columns without a name.
     """
     excel = _import_library("openpyxl")
     with path.open("rb") as file:
         if any(part.file_size > MAX_SHEET_BYTES for part in zipfile.ZipFile(file).infolist()):
             raise LayoutError(f"{path.name} has a sheet of over {MAX_SHEET_BYTES >> 20} MiB")
         book = excel.load_workbook(file, read_only=True, data_only=True)
-        names, *lines = book.worksheets[0].iter_rows(values_only=True)
-    rows = ([None if value is None else str(value) for value in line] for line in lines)
-    return [dict(zip(names, row, strict=False)) for row in rows if any(row)]
+        lines = [
+            [None if value is None else str(value) for value in line]
+            for line in book.worksheets[0].iter_rows(values_only=True)
+        ]
+    names, *rows = lines
+    named_places = [(place, name) for place, name in enumerate(names) if name]
+    return [
+        {name: row[place] for place, name in named_places if place < len(row)}
+        for row in rows
+        if any(row)
+    ]

@@ -123,10 +123,13 @@ class BlockSettings:
             )
         # The anchor is the text's last token, which is row 0 of a block.
         first_row = 0 if entries.get("sample_from_anchor") else 1
+        size = int(entries.get("block_size") or DEFAULT_BLOCK_SIZE)
+        if size <= first_row:
+            raise ModelError(f"{name} has blocks of {size} rows, which draft no token")
         return cls(
             hidden_layers,
             int(entries["mask_token_id"]),
-            int(entries.get("block_size") or DEFAULT_BLOCK_SIZE),
+            size,
             first_row,
             tuple(_read_visibilities(entries, layers)),
             float(entries.get("input_embedding_scale") or 1.0),
@@ -154,6 +157,11 @@ def _read_visibilities(entries: dict[str, Any], layers: Qwen3Config) -> list[Blo
     if is_causal is None and entries.get("model_type") == "muse_glimmer_assistant":
         is_causal = False
     kinds = entries.get("layer_types") or [None] * layers.num_hidden_layers
+    if len(kinds) != layers.num_hidden_layers:
+        raise ModelError(
+            f"the config of a DFlash head has {len(kinds)} layer_types for "
+            f"{layers.num_hidden_layers} layers"
+        )
     if entries.get("use_swa") and SLIDING not in kinds:
         kinds = [SLIDING] * layers.num_hidden_layers
     window_size = int(entries.get("swa_window_size") or entries.get("sliding_window") or 0)
