@@ -281,7 +281,8 @@ def _draft_from_target_keys(recipe: Recipe) -> Recipe:
 
 
 def as_chains(recipe: Recipe) -> Recipe:
-    """Returns the recipe with drafts that are chains. Raises MethodError if its shape branches."""
+    """Returns the recipe with drafts that are chains. Raises MethodError for a recipe that drafts
+    and whose shape can only draft trees."""
     shape = recipe.shape.as_chains()
     if recipe.drafts and shape.branches:
         raise MethodError(f"{recipe.name}: {NEEDS_CHAINS}")
@@ -289,8 +290,9 @@ def as_chains(recipe: Recipe) -> Recipe:
 
 
 def for_split_target(recipe: Recipe) -> Recipe:
-    """Returns the recipe for a target that is split over processes, where rank 0 decides. Raises
-    MethodError if the recipe depends on clocks, which differ between processes."""
+    """Returns the recipe for a target that is split over processes, where rank 0 decides what is
+    drafted. Raises MethodError if the recipe depends on clocks, which differ between processes, or
+    if its draft works beside the target."""
     if recipe.drafts_beside_target:
         raise MethodError(
             f"{recipe.name}: a target split over processes cannot have a draft work beside it; "

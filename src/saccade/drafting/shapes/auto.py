@@ -89,7 +89,7 @@ RETRY_ACCEPTANCE = 0.9
 # The factor by which the sums of tokens and seconds decay in each round with a draft. In
 # ``verify_slowdown`` it is the weight of the earlier rounds.
 RATE_MEMORY = 0.9
-ACCEPTANCE_MEMORY = 0.98  # the factor by which sums over judged tokens decay in each of its rounds
+ACCEPTANCE_MEMORY = 0.98  # the factor by which sums of judged tokens decay in a round with a draft
 # A rejected token counts as one judged token. It counts as more where the draft itself was unsure
 # of it, because the draft then knows little of the text: for each nat by which -log(confidence)
 # exceeds SURPRISE_NATS, ``trust`` is added. The trust, from 0 to 1, is learnt in this answer: the
