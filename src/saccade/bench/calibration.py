@@ -112,7 +112,8 @@ class Calibration:
 
     ``best`` is the trial whose method is to be used. ``table`` has all trials in the order of their
     runs, and ``skipped`` the stages for which there was no time. ``target`` and ``draft`` are names
-    of models. ``visual_tokens`` has the number of visual tokens of each video that ran.
+    of models; ``draft`` is None where there is none, or where it is a head in the target's own
+    checkpoint. ``visual_tokens`` has the number of visual tokens of each video that ran.
     ``held_out`` is the number of videos that the search did not use: 0 if there is only one.
     ``threads`` are torch's. ``seconds`` is how long calibrating took. ``draft_quantize`` is the
     rounding of the draft's weights that is to be used, if there is one.

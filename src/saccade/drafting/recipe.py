@@ -159,7 +159,7 @@ def plan(
     ``context`` is the prompt's length in tokens. With ``exact`` the costs are those of forwards
     whose rows are padded to a multiple of ``ROWS``. Costs that are not stored yet are measured, as
     the phase "costs", if that takes little of the time of the ``answer``. Otherwise they are
-    estimated by the bytes that forwards read, and rounds correct them.
+    estimated by the bytes that forwards read, and the rounds of greedy answers correct them.
     """
     # First the drafter is replaced if the draft is the target with rounded weights, or a head.
     is_rounded_target = draft is not None and draft.is_rounded_copy_of(target)

@@ -27,12 +27,12 @@ draft measures plain decoding again.
 
 The state is computed round by round and holds only numbers, so the same rounds give the same state.
 When sampling, the time that a round took does not enter it, so that the drawn tokens do not depend
-on how busy the machine is. The seconds of a sampled round are computed from the believed costs,
-which sampled rounds do not correct. Tokens that were drawn after a rejected one must not enter the
-state either. So of a draft only the levels that were judged count. The round counts as the time to
-draft and verify these levels, which leaves out the levels after a rejected token, and at least as
-the time of a round with the chain length that is expected to decode fastest. With a copied draft
-the round counts as the time to verify the copy.
+on how busy the machine is meanwhile. The seconds of a sampled round are computed from the believed
+costs, which sampled rounds do not correct. Tokens that were drawn after a rejected one must not
+enter the state either. So of a draft only the levels that were judged count. The round counts as
+the time to draft and verify these levels, which leaves out the levels after a rejected token, and
+at least as the time of a round with the chain length that is expected to decode fastest. With a
+copied draft the round counts as the time to verify the copy.
 """
 
 from __future__ import annotations

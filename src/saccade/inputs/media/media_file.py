@@ -77,8 +77,8 @@ class File:
 def check_path(path: str | Path, limits: Limits) -> Path:
     """Returns the resolved path of a file or a folder.
 
-    Raises VideoInputError if there is neither, or if it may not be read or lies outside
-    ``limits.root``.
+    Raises VideoInputError if there is neither, if looking it up is not permitted, or if it lies
+    outside ``limits.root``. Whether a file may be read shows only when it is opened.
     """
     if re.match("[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
         raise refusal("an address", "is not opened: download it and give the file", "not_allowed")
