@@ -29,6 +29,7 @@ from saccade.methods import resolve
 from saccade.model.kernels.few_bits import roundings_on
 
 Candidates = Mapping[str, Sequence[str]]
+"""The values that the search tries, by axis; the axes are searched in this order."""
 
 # SpecVLM's view keeps the fewest tokens whose attention adds up to the share lambda, and fills its
 # budget with an even sample of the others. Where attention is spread over many tokens, a small
@@ -111,7 +112,8 @@ class Calibration:
 
     ``best`` is the trial whose method is to be used. ``table`` has all trials in the order of their
     runs, and ``skipped`` the stages for which there was no time. ``target`` and ``draft`` are names
-    of models. ``visual_tokens`` has the number of visual tokens of each video that ran.
+    of models; ``draft`` is None where there is none, or where it is a head in the target's own
+    checkpoint. ``visual_tokens`` has the number of visual tokens of each video that ran.
     ``held_out`` is the number of videos that the search did not use: 0 if there is only one.
     ``threads`` are torch's. ``seconds`` is how long calibrating took. ``draft_quantize`` is the
     rounding of the draft's weights that is to be used, if there is one.
@@ -213,8 +215,11 @@ def calibrate(
 
     The setting is ``auto`` or ``ar`` where no other is faster. Without a ``method`` the search
     begins at ``auto``, or at ``specvlm-self`` where there is no draft model. An axis that
-    ``method`` sets is not searched. ``on_progress`` is called with a line of text before each run.
-    Raises MethodError where a candidate writes other tokens than plain decoding.
+    ``method`` sets is not searched. ``questions`` has for each video the result of ``Pair.ask``:
+    the target's inputs and the draft's own. Without ``candidates`` the search tries CANDIDATES, or
+    AUTO_CANDIDATES if it begins at ``auto``. ``on_progress`` is called with a line of text before
+    each run. Raises MethodError where a candidate writes other tokens than plain decoding, and
+    OptionError for a method that drafts nothing or where there is no video or no time.
     """
     method = method or REFERENCE
     if pair.draft is None and method == REFERENCE:
@@ -280,11 +285,11 @@ def propose_rounding(
     """Returns the calibration with trials of roundings of the draft's weights added to its table.
 
     The fastest of these trials becomes its ``best``, if that trial beats plain decoding and the
-    trial that was ``best`` before. The method that was chosen before, or ``auto`` if that was plain
-    decoding, runs on the videos that the search did not use, once with each rounding. A rounding
-    that the draft does not allow is left out. A rounding for which there is no time within
-    ``seconds`` is among ``skipped``. Where there is no draft model, a rounded copy of the target
-    drafts.
+    trial that was ``best`` before, both by more than ``TIE_MARGIN``. The method that was chosen
+    before, or ``auto`` if that was plain decoding, runs on the videos that the search did not use,
+    once with each rounding. A rounding that the draft does not allow is left out. A rounding for
+    which there is no time within ``seconds`` is among ``skipped``. Where there is no draft model, a
+    rounded copy of the target drafts.
     """
     deadline = time.monotonic() + seconds
     pace = _RunPace(time.monotonic)

@@ -52,7 +52,8 @@ class Answer:
     method: str
     ids: tuple[int, ...] = ()
     text: str = ""
-    identical: bool | None = None  # Whether the ids are those of ``ar`` for the same item.
+    # Whether the ids are those of ``ar`` for the same question; None if either failed.
+    identical: bool | None = None
     total: float = 0.0
     first: float = 0.0
     vision: float = 0.0

@@ -105,7 +105,10 @@ def _longest_common(answer_words: Sequence[str], right_words: Sequence[str]) -> 
 
 
 def meteor(answer: str, references: Sequence[str]) -> float:
-    """Returns METEOR with exact and stem matches, for the best of the right answers."""
+    """Returns METEOR with exact and stem matches, for the best of the right answers.
+
+    It is below 1 even for equal texts, which count as one chunk: 0.98 for three words.
+    """
     return max(
         (_meteor(split_words(answer), split_words(each)) for each in references), default=0.0
     )
@@ -131,8 +134,9 @@ def _meteor(answer_words: Sequence[str], right_words: Sequence[str]) -> float:
 def _align_words(answer_words: Sequence[str], right_words: Sequence[str]) -> list[tuple[int, int]]:
     """Returns the positions of matched words in both texts, in the order of the answer.
 
-    Equal words are matched first, and then words of equal stem among the rest. Each word is matched
-    once, with the nearest candidate that is left.
+    A match is (position in the answer, position in the right answer). Equal words are matched
+    first, and then words of equal stem among the rest. Each word is matched once, with the nearest
+    candidate that is left.
     """
     partners: dict[int, int] = {}
     for key in (str, stem):  # A word itself, and then its stem.
@@ -148,7 +152,11 @@ def _align_words(answer_words: Sequence[str], right_words: Sequence[str]) -> lis
 
 
 def stem(word: str) -> str:
-    """Returns the word without one of the commonest English endings and without a last "e"."""
+    """Returns the word without one of the commonest English endings and without a last "e".
+
+    An ending stays if fewer than three letters would be left, as in "bed". A last "e" stays in a
+    word of at most three letters, as in "use".
+    """
     for ending in ENGLISH_ENDINGS:
         if word.endswith(ending) and len(word) > len(ending) + 2:
             word = word[: -len(ending)]
@@ -161,7 +169,7 @@ def score(task: str, answer: str, references: Sequence[str]) -> Mapping[str, flo
 
     The task is "choice" (an option's letter), "short" (a few words), "text" (which is not scored)
     or anything else, which is scored as a caption. Without references there are no scores. The
-    result is cached, because every method of a run writes the same answer.
+    result is cached, because the methods of a run usually write the same answer.
     """
     return _score(task, answer, tuple(references))
 

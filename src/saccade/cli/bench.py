@@ -169,7 +169,7 @@ def bench_report(
 
 
 def named_suites(names: str, data: Path | None) -> tuple[Suite, ...]:
-    """Returns the suites of comma-separated names.
+    """Returns the suites of comma-separated names; "all" stands for several of our own.
 
     A suite is one of our own, whose videos are drawn by ``saccade.world``, or a paper's benchmark,
     whose files are looked for in the folder ``data`` (None: in the hub's cache). Raises OptionError
@@ -199,7 +199,9 @@ def _check_method_names(text: str, exact: bool = False) -> tuple[str, ...]:
     """Returns the names in a list between commas, once all of them are known to be usable.
 
     A name stands for one of our methods, for the draft alone (``draft/view=...``) or for Hugging
-    Face's ``generate`` (``PEERS``). Raises SaccadeError for one that does not exist or cannot run.
+    Face's ``generate`` (``PEERS``); "all" stands for all of our methods. Raises SaccadeError for a
+    name that does not exist or cannot run. With ``exact`` a method of ours that can only draft
+    trees cannot run.
     """
     from saccade.bench.draft_only import draft_only_recipe, is_draft_only
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 UNFINISHED = "\ufffd"  # This is how the first bytes of a character decode.
 
 Decode = Callable[[Sequence[int]], str]
+"""Token ids -> their text, which may begin or end within a character."""
 
 
 def withheld_length(text: str, stops: Sequence[str]) -> int:

@@ -68,7 +68,9 @@ INTEGER_MINIMUMS = {  # The least value of each setting that is a whole number.
     "no_repeat_ngram_size": 0,
     "encoder_no_repeat_ngram_size": 0,
 }
-RANGES = {  # Each setting has to be above the first number and at most the second.
+# Each setting has to be above the first number and at most the second. The rules of sampling among
+# them may also equal the first number when decoding is greedy.
+RANGES = {
     "temperature": (0.0, 1e6),
     "top_p": (0.0, 1.0),
     "typical_p": (0.0, 1.0),
@@ -172,10 +174,10 @@ def merge_settings(
 ) -> GenerationConfig:
     """Returns the model's generation config, or the caller's, with the caller's settings over it.
 
-    A setting of None counts as not given, so the config's value stays, while Transformers'
-    ``generate`` would replace it with None. ``supported_by_caller`` are settings of
-    ``UNSUPPORTED_SETTINGS`` that the caller of this function supports. Raises OptionError naming a
-    setting that is unknown, wrong or not supported.
+    It is a copy, so neither config is changed. A setting of None counts as not given, so the
+    config's value stays, while Transformers' ``generate`` would replace it with None.
+    ``supported_by_caller`` are settings of ``UNSUPPORTED_SETTINGS`` that the caller of this
+    function supports. Raises OptionError naming a setting that is unknown, wrong or not supported.
     """
     if not isinstance(generation_config, GenerationConfig | None):
         kind = type(generation_config).__name__
@@ -361,8 +363,9 @@ def sampling_rules(
     ``contexts`` are the ids of each prompt. ``extra`` are the caller's own logits processors, and
     ``allowed`` is the caller's ``prefix_allowed_tokens_fn``. Transformers' own code makes the list
     of logits processors, from the config and these. It gets the presence and frequency penalties as
-    one more processor, which it applies before temperature and truncation. Raises OptionError where
-    Transformers refuses the settings.
+    one more processor, which it applies before temperature and truncation. All requests get the
+    same seed, a random one if none is given. Raises OptionError where Transformers refuses the
+    settings.
     """
     rules = []
     seed = secrets.randbits(63) if seed is None else seed
@@ -461,9 +464,10 @@ def answer_limits(
 ) -> StopConditions:
     """Returns where answers stop.
 
-    ``longest`` is how many tokens the longest prompt has. ``config.max_length`` counts these and
-    the answer's. ``criteria`` are the caller's stopping criteria. Raises OptionError where nothing
-    is left for the answer.
+    An answer has at most ``config.max_new_tokens`` tokens. If that is None, ``config.max_length``
+    limits the prompt and the answer together, and ``longest`` is how many tokens the longest prompt
+    has. If both are None, the limit is ``MAX_NEW_TOKENS``. ``criteria`` are the caller's stopping
+    criteria. Raises OptionError where nothing is left for the answer.
     """
     length = config.max_new_tokens
     if length is None:

@@ -4,7 +4,8 @@ A law is the probability distribution of the next token.
 
 The rules (temperature, top-k, penalties, ...) are Hugging Face's own logits processors. They are
 applied at every node over prompt + committed text + path, to the target's logits and the draft's
-alike.
+alike. Processors that may remember earlier calls are applied to the target's alone
+(:func:`may_remember`).
 """
 
 from __future__ import annotations
@@ -101,9 +102,9 @@ def may_remember(processor: Processor) -> bool:
     """Whether a logits processor may keep state from call to call.
 
     A caller's function cannot be inspected. So this is true of every processor that is neither
-    Hugging Face's nor ours, unless it is wrapped in :class:`Stateless`. Such a processor is called
-    for the target alone, once for each token of the answer and in order, which is how ``generate``
-    calls it.
+    Hugging Face's nor ours, unless it is wrapped in :class:`Stateless`. A processor that may keep
+    state is called for the target alone, once for each token of the answer and in order, which is
+    how ``generate`` calls it.
     """
     if isinstance(processor, GeneratedTokenPenalties | Stateless):
         return False
@@ -194,7 +195,8 @@ class Sampling:
         """Returns the law over the next token from logits that have the rules applied: a single id
         when greedy, else probabilities (fp32).
 
-        Raises BrokenLaw on NaN, because an arg-max over NaN is no token.
+        Raises BrokenLaw on NaN, because an arg-max over NaN is no token. When sampling it is also
+        raised where the rules allow no token.
         """
         if not self.sample:
             token = _likeliest(scores)

@@ -61,10 +61,11 @@ def run_jobs(
 ) -> Progress:
     """Answers jobs that ``path`` has no row of, ``batch`` at a time, and writes rows as they come.
 
-    ``make_answer`` loads models and returns the function that answers, so it is called only if a
-    job has no row. With ``retry`` the jobs of error rows are answered again. Raises OptionError
+    Returns how far the run has come at its end. ``make_answer`` loads models and returns the
+    function that answers, so it is called only if a job has no row. With ``retry`` the jobs of
+    error rows are answered again. Raises OptionError where the folder of ``path`` does not exist,
     where another process writes the file, where the file has answers to other settings or
-    questions, and after many unexpected errors in a row.
+    questions, and after ``MAX_UNEXPECTED_ERRORS`` unexpected errors in a row.
     """
     if not path.parent.is_dir():
         raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
@@ -182,10 +183,10 @@ class MergedRows:
 
 
 def merge_shards(jobs: Sequence[ClipJob], paths: Sequence[Path], out: Path) -> MergedRows:
-    """Writes the rows of all shards' files to ``out``, in the manifest's order.
+    """Writes the rows of all shards' files to ``out``, in the order of ``jobs``, the manifest.
 
-    Raises OptionError where a file does not exist or is being written, and where files are of
-    different runs.
+    Rows of jobs that are not in the manifest are left out. Raises OptionError where a file does not
+    exist, is being written or has no captions, and where rows are of different runs.
     """
     rows_by_id: dict[str, dict[str, Any]] = {}
     doubled: list[str] = []

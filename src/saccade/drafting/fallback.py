@@ -181,7 +181,10 @@ class Fallback(Drafter, Learner, ParallelWork):
         self.give_up(f"drafting failed with {kind_and_line(error)}", error)
 
     def give_up(self, reason: str, error: BaseException) -> None:
-        """Stops drafting for good. ``reason`` becomes the result's ``fallback_reason``."""
+        """Stops drafting for good and closes the drafter.
+
+        ``reason`` becomes the result's ``fallback_reason``, unless drafting was given up before.
+        """
         log.warning("drafting failed; going on by plain decoding", exc_info=error)
         self.reason = self.reason or reason
         self.close()

@@ -159,7 +159,7 @@ def plan(
     ``context`` is the prompt's length in tokens. With ``exact`` the costs are those of forwards
     whose rows are padded to a multiple of ``ROWS``. Costs that are not stored yet are measured, as
     the phase "costs", if that takes little of the time of the ``answer``. Otherwise they are
-    estimated by the bytes that forwards read, and rounds correct them.
+    estimated by the bytes that forwards read, and the rounds of greedy answers correct them.
     """
     # First the drafter is replaced if the draft is the target with rounded weights, or a head.
     is_rounded_target = draft is not None and draft.is_rounded_copy_of(target)
@@ -281,7 +281,8 @@ def _draft_from_target_keys(recipe: Recipe) -> Recipe:
 
 
 def as_chains(recipe: Recipe) -> Recipe:
-    """Returns the recipe with drafts that are chains. Raises MethodError if its shape branches."""
+    """Returns the recipe with drafts that are chains. Raises MethodError for a recipe that drafts
+    and whose shape can only draft trees."""
     shape = recipe.shape.as_chains()
     if recipe.drafts and shape.branches:
         raise MethodError(f"{recipe.name}: {NEEDS_CHAINS}")
@@ -289,8 +290,9 @@ def as_chains(recipe: Recipe) -> Recipe:
 
 
 def for_split_target(recipe: Recipe) -> Recipe:
-    """Returns the recipe for a target that is split over processes, where rank 0 decides. Raises
-    MethodError if the recipe depends on clocks, which differ between processes."""
+    """Returns the recipe for a target that is split over processes, where rank 0 decides what is
+    drafted. Raises MethodError if the recipe depends on clocks, which differ between processes, or
+    if its draft works beside the target."""
     if recipe.drafts_beside_target:
         raise MethodError(
             f"{recipe.name}: a target split over processes cannot have a draft work beside it; "

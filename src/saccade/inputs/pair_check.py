@@ -25,7 +25,8 @@ def check_pair(target: NamedTokenizer, draft: NamedTokenizer) -> None:
 def check_tokenizers(target: str, target_tokenizer: Any, draft: str, draft_tokenizer: Any) -> None:
     """Raises ModelError, naming the first difference, unless the tokens of both agree.
 
-    Vocabularies may be padded differently, and one may end in special tokens that the other lacks.
+    ``target`` and ``draft`` are the models' names for the message. The models' vocabularies may be
+    padded differently, and one tokenizer may end in added tokens that the other lacks.
     """
     target_tokens = _tokens(target_tokenizer)
     draft_tokens = _tokens(draft_tokenizer)

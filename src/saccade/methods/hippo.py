@@ -14,9 +14,9 @@ In the paper both models prefill at the same time, *and* the choice of the tenth
 attention, which is not known before the target's prefill has ended. So the paper's draft reads the
 whole video, and drops nine tenths of it afterwards (``hippo-paper``). The method ``hippo`` waits
 for the attention, so its draft reads only the tenth. The view's field ``early`` sets this: with
-"all" the draft reads every visual token beside the target's prefill, and with "wait", the default,
-none. Baselines of Table 3: PEARL with the whole video (``pearl``), with overlapped prefill
-(``pearl-syn``), and with SpecVLM's view (``pearl-specvlm``).
+"all" the draft reads every visual token beside the target's prefill, with "superset" twice the
+tenth, and with "wait", the default, none. Baselines of Table 3: PEARL with the whole video
+(``pearl``), with overlapped prefill (``pearl-syn``), and with SpecVLM's view (``pearl-specvlm``).
 """
 
 from __future__ import annotations

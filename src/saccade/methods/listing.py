@@ -3,7 +3,7 @@
 ``registry`` collects all methods, but it imports their files, and PyTorch with them. So the list of
 methods is also stored in ``listed.json``: ``make listed`` writes it, and a test compares it with
 the registry. The file is used only if two conditions hold: no installed package and no file of the
-user's own adds methods, and the folder of this module has the same Python files as when
+user's own adds methods, and the folder of this module has Python files of the same names as when
 ``listed.json`` was written. Otherwise commands ask the registry, which takes longer.
 
 A method is written ``NAME/axis=value/...``: a name, and overrides of its choices, such as
@@ -73,7 +73,7 @@ def save_listing(listing: Listing) -> None:
 
 
 def method_files() -> list[str]:
-    """Returns the names of the files in this folder."""
+    """Returns the names of the Python files in this folder, sorted."""
     return sorted(path.name for path in FOLDER.glob("*.py"))
 
 
@@ -82,8 +82,8 @@ def split_name(
 ) -> tuple[str, dict[str, str]]:
     """Splits ``NAME/axis=value/...`` into the name and the value of each axis that it overrides.
 
-    ``methods`` and ``axes`` are the known names. Raises MethodError for others. The values are not
-    checked.
+    ``methods`` and ``axes`` are the known names. Raises MethodError for others, for an override
+    without "=", and for an axis that is given twice. The values are not checked.
     """
     base, *overrides = name.strip().split("/")
     if base not in methods:

@@ -2,7 +2,8 @@
 
 They come from files of this package, of installed packages and of the user. Each file defines
 ``PROVIDES``, which says what it provides. A package names its module under the entry point group
-``saccade.methods``. The user's own files are named in the environment variable ``SACCADE_METHODS``.
+``saccade.methods``. The user's own files are named in the environment variable ``SACCADE_METHODS``,
+separated as in ``PATH``.
 """
 
 from __future__ import annotations
@@ -110,11 +111,14 @@ PROVIDED = tuple(load_method_files())  # (name of the file, what it provides) of
 METHODS: dict[str, Recipe] = _collect(
     lambda provides: ((each.name, each) for each in provides.recipes)
 )
+"""The recipes of the methods, by the method's name."""
 VIEWS: dict[str, View] = _collect(lambda provides: ((each.name, each) for each in provides.views))
 SHAPES: dict[str, Shape] = _collect(lambda provides: provides.shapes.items())
+"""Shapes without a parameter, such as "auto", by the name that ``shape=`` takes."""
 SHAPE_FAMILIES: dict[str, type[Shape]] = _collect(
     lambda provides: ((each.family, each) for each in provides.shape_families)
 )
+"""Classes of shapes with a parameter, by the family's name: "chain" for ``shape=chain-5``."""
 DRAFTERS: dict[str, MakeDrafter] = _collect(lambda provides: provides.drafters.items())
 WEIGHTINGS: dict[str, Callable[[int | None], Weighting]] = _collect(
     lambda provides: provides.weights.items()
@@ -123,4 +127,5 @@ WEIGHTINGS: dict[str, Callable[[int | None], Weighting]] = _collect(
 is a function that returns the rule. It takes the number of last verified positions that the rule
 reads, or None for all of them."""
 METHOD_SETTINGS: dict[str, Axis] = _collect(lambda provides: provides.axes.items())
+"""The axes of overrides that files of methods add, such as ``lambda``, by the axis's name."""
 SCHEDULES: dict[str, Schedule] = {each.name: each for each in (serial, parallel)}

@@ -61,7 +61,8 @@ class TwoStage:
     """Selects the most attended visual tokens (stage I), and evenly spaced ones of the rest
     (stage II)."""
 
-    share: float = LAMBDA  # the share of all attention that stage I's tokens get together
+    # the share of the attention on all visual tokens that stage I's tokens get together
+    share: float = LAMBDA
     # Whether stage I may take any number of tokens, and stage II adds the whole budget to them, as
     # in Eq. 6 and 7. Otherwise both stages share the budget.
     follows_printed_equations: bool = False
@@ -85,7 +86,9 @@ class TwoStage:
 def sample_with_ends(items: Int[Tensor, " item"], count: int) -> Int[Tensor, " kept"]:
     """Returns ``count`` of the items, evenly spaced from the first to the last.
 
-    Their places are rounded down: 3 of the items 0 to 7 are 0, 3 and 7, since 3.5 becomes 3.
+    Their places are rounded down: 3 of the items 0 to 7 are 0, 3 and 7, since 3.5 becomes 3. The
+    error of floats can make a whole number one smaller: of 39 of the items 0 to 42, the one in the
+    middle is 20 and not 21.
     """
     places = torch.linspace(0, len(items) - 1, min(count, len(items)), dtype=torch.long)
     return items[places.to(items.device)]

@@ -7,8 +7,9 @@ is rounded differently when the keys are added in another order. So every forwar
 another order than in plain decoding, so drafts must be chains.
 
 A row's result must not depend on which of the ``ROWS`` places it has. Whether that is so depends on
-the machine's kernels, so it is tested once for each model, and ``exact=True`` is refused where it
-fails.
+the machine's kernels and on the number of threads, so it is tested once for each model and number
+of threads. ``exact=True`` is refused where the test fails, and without a test for models whose
+layers have no such form here (:func:`require_batch_invariance`).
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class BatchInvariantSession(Session):
         """
         (segment,) = rows.segments
         # Only an ordinary forward can store queries. A captured one could store hidden states, but
-        # in this session ordinary forwards store these too.
+        # this session leaves that to ordinary forwards.
         must_be_ordinary = segment.row_queries is not None or segment.cache.hidden is not None
         if self.cuda_graphs is None or must_be_ordinary:
             return RowLogits.of_ordinary(self._ordinary_forward(rows))
@@ -175,8 +176,10 @@ def _add_blocks(
 ) -> Float[Tensor, "kv_head queries head_dim"]:
     """Returns softmax attention in fp32, whose sums over keys all go block by block.
 
-    ``hidden_keys`` has one mask for each block, True where one of the ``new`` rows must not see a
-    key. None stands for a block of which every row sees every key.
+    ``grouped`` are the queries times the scale. Those of all query heads that share a KV head are
+    together, and the ``new`` rows of each query head follow one another. ``hidden_keys`` has one
+    mask for each block, True where one of the ``new`` rows must not see a key. None stands for a
+    block of which every row sees every key.
     """
     scores = []
     for key, hidden in zip(keys, hidden_keys, strict=True):
@@ -216,8 +219,8 @@ def _block(rows: Keys, start: int) -> Block:
 class BatchInvariantAttention(AttentionKind):
     """The attention of :func:`attend_in_order` in a captured forward.
 
-    It computes the same products over all blocks that the captured size has keys for. A block after
-    a row's last key adds exactly 0 to its sums.
+    A forward is captured for a largest number of keys, ``inputs.size.keys``, and computes the same
+    products over all blocks of so many. A block after a row's last key adds exactly 0 to its sums.
     """
 
     may_branch: ClassVar[bool] = False
@@ -293,7 +296,8 @@ BATCH_INVARIANT_ATTENTION = BatchInvariantAttention()
 def require_batch_invariance(model: Backbone) -> None:
     """Raises ModelError unless a row of this model has the same result at every place of a forward.
 
-    The bits are compared, on this machine and with the threads in use.
+    The bits are compared, on this machine and with the threads in use. Models with experts, sliding
+    windows, latent attention or recurrent layers are refused without a comparison.
     """
     if any("expert" in name and value for name, value in model.config.to_dict().items()):
         raise ModelError(
@@ -327,8 +331,9 @@ def require_batch_invariance(model: Backbone) -> None:
 def is_batch_invariant(model: Backbone, tries: int = 2) -> bool:
     """Returns whether a row's logits are the same bits at each of the ``ROWS`` places.
 
-    The row is put at all places, then at the even ones with random rows at the others, then at the
-    odd ones. All rows attend to the same random keys and not to each other.
+    A row is a random token, and ``tries`` of them are tested one after another. The row is put at
+    all places, then at the even ones with random rows at the others, then at the odd ones. All rows
+    attend to the same random keys and not to each other.
     """
     random = torch.Generator().manual_seed(0)
     past = BLOCK + BLOCK // 3  # The keys fill one block and a part of another.

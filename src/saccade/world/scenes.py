@@ -33,11 +33,12 @@ TIMES = (0.25, 0.5, 0.75)  # Events are near these times.
 COUNT_WEIGHTS = (0.12, 0.26, 0.28, 0.20, 0.09, 0.05)  # Of 1, 2, ... objects.
 EVENT_WEIGHTS = (0.30, 0.35, 0.23, 0.12)  # Of 0, 1, ... events.
 STEPS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
-# Objects move between these times. At 0.5, when pictures are taken, a moving object's centre is a
-# sixth of a cell from the nearest border, so it is clear which cell the object is in.
+# Objects that travel to another cell move between these times. At 0.5, when pictures are taken, the
+# centre of such an object is a sixth of a cell from the nearest border, so it is clear which cell
+# the object is in.
 LEAVE_TIME, ARRIVE_TIME = 0.1, 0.7
 LOOP_RADIUS = 0.2  # In cells.
-TIME_JITTER = 0.04  # Of events, as a fraction of the clip.
+TIME_JITTER = 0.04  # An event is at most this fraction of the clip before or after one of TIMES.
 
 LOOP_PROBABILITY = 0.3  # Of an object that does not travel to another cell.
 TRAVEL_PROBABILITY = 0.65  # Of an object that may travel and finds a free path.
@@ -157,8 +158,9 @@ def _used_looks(scene: Scene) -> set[tuple[str, str]]:
 def scene(seed: int, *, max_objects: int = 6) -> Scene:
     """Returns the scene of `seed` (any int >= 0): 1 to `max_objects` objects, 0 to 3 events.
 
-    No two objects ever have the same colour and shape, and no two paths share a cell.
-    Objects that appear or vanish do not travel, so one cell says where they are.
+    There are never more than 6 objects, and never more events than objects. No two objects ever
+    have the same colour and shape, and no two paths share a cell. Objects that appear or vanish do
+    not travel, so one cell says where they are.
     """
     rng = _generator(SCENE_DRAWS, seed)
     # How many objects there are, where, and what they look like.
@@ -190,7 +192,7 @@ def scene(seed: int, *, max_objects: int = 6) -> Scene:
         time = TIMES[time_index] + TIME_JITTER * (2 * rng.random() - 1)
         events.append(Event(kind, index, round(float(time), 4), color))
 
-    # How each object moves. Travelling objects leave all cells of their paths to themselves.
+    # How each object moves. No other object may enter a cell of a travelling object's path.
     immobile = {e.index for e in events if e.kind != "recolour"}
     occupied = set(cells)
     objects: list[Object] = []
@@ -306,7 +308,7 @@ def edit_with_changes(scene: Scene, seed: int) -> tuple[Scene, tuple[Change, ...
         assert state is not None
         look = (thing.size, state.color, thing.shape, cell_name(state.cell))
         # The object keeps the colour that it has at 0.5 and loses its events, so that the pictures
-        # differ in nothing but what is drawn below.
+        # differ in nothing but what is chosen below.
         others = _without_object(edited, index)
         new_thing = replace(thing, color=state.color)
         used_looks = _used_looks(others) | {(state.color, thing.shape), (thing.color, thing.shape)}

@@ -17,7 +17,8 @@ class Source:
     """One publication of a benchmark."""
 
     repos: tuple[str, ...]  # Ids on the hub, the newest first; all of them have the same files.
-    # For each split, patterns of file names. The files of the first pattern that matches are read.
+    # For each split, patterns of file names, where {part} stands for the name of a part (see
+    # ``Benchmark``). The files of the first pattern that matches are read.
     files: Mapping[str, tuple[str, ...]]
     # Whether the files are fetched without asking. They are small then, without pictures.
     may_fetch_unasked: bool = False
@@ -26,7 +27,7 @@ class Source:
     # is one sample.
     nested: str | None = None
     # The first revision is fetched; None is the default branch. If there are several, media are
-    # looked for in all snapshots of the hub's cache.
+    # looked for in all snapshots of the dataset that the hub's cache has.
     revisions: tuple[str | None, ...] = (None,)
 
 

@@ -51,7 +51,8 @@ class ConnectionClosed(ConnectionError):
 class SharedTensor:
     """An fp32 tensor, at first all zeros, in memory that both ends share once it was sent.
 
-    ``descriptor`` is that of the file with a received tensor. Without it a new file is opened.
+    ``descriptor`` is that of the file with a received tensor, and is closed together with this
+    object. Without it a new file is opened.
     """
 
     def __init__(self, shape: Sequence[int], descriptor: int | None = None) -> None:
@@ -173,7 +174,7 @@ class Channel:
         room by reading (None: without limit).
 
         Raises:
-            ConnectionClosed: the other end is gone.
+            ConnectionClosed: the other end is gone, or this end was closed.
             OSError: no descriptor or no memory is left for its tensors.
             ValueError: it has more than ``MAX_DESCRIPTORS`` shared tensors and files.
             TimeoutError: there was no room in time. The connection cannot be used any more.

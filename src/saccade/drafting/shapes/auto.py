@@ -26,12 +26,13 @@ is tried as if its extra cost were half as high. While drafting pays, an occasio
 draft measures plain decoding again.
 
 The state is computed round by round and holds only numbers, so the same rounds give the same state.
-When sampling, no measured time enters it, so that the drawn tokens do not depend on the speed of
-the machine. The seconds of a sampled round are then computed from the believed costs. Tokens that
-were drawn after a rejected one must not enter the state either. So of a draft only the levels that
-were judged count. The round counts as the time to draft and verify these levels, which leaves out
-the levels after a rejected token, and at least as the time of a round with the chain length that is
-expected to decode fastest. With a copied draft the round counts as the time to verify the copy.
+When sampling, the time that a round took does not enter it, so that the drawn tokens do not depend
+on how busy the machine is meanwhile. The seconds of a sampled round are computed from the believed
+costs, which sampled rounds do not correct. Tokens that were drawn after a rejected one must not
+enter the state either. So of a draft only the levels that were judged count. The round counts as
+the time to draft and verify these levels, which leaves out the levels after a rejected token, and
+at least as the time of a round with the chain length that is expected to decode fastest. With a
+copied draft the round counts as the time to verify the copy.
 """
 
 from __future__ import annotations
@@ -76,14 +77,19 @@ PRIOR_WEIGHT = 1.25
 # judged tokens, and their seconds per draft forward as so many forwards. It keeps two rejections or
 # one slow draft from ending drafting. It was chosen by replaying many kinds of costs and drafts.
 REMEMBERED_WEIGHT = 6.0
-# Accepted tokens over the sum of the draft's confidence in the judged ones.
+# What is believed of the calibration, which is accepted tokens over the sum of the draft's
+# confidence in the judged ones. Its weight counts as so much of that sum.
 PRIOR_CALIBRATION = 0.9
 PRIOR_CALIBRATION_WEIGHT = 1.0
 
 BAR_MARGIN = 0.95  # A level may earn a little less than its bar: it opens the way to deeper ones.
-RETRY_ACCEPTANCE = 0.9  # Drafting is tried again only if it would pay at this acceptance.
-RATE_MEMORY = 0.9  # the factor by which the sums of tokens and seconds decay each round
-ACCEPTANCE_MEMORY = 0.98  # the factor by which the sums of judged tokens decay each round
+# Drafting is tried again only if it would pay at this acceptance rate, or at the mean of this and
+# the remembered rate if there is one.
+RETRY_ACCEPTANCE = 0.9
+# The factor by which the sums of tokens and seconds decay in each round with a draft. In
+# ``verify_slowdown`` it is the weight of the earlier rounds.
+RATE_MEMORY = 0.9
+ACCEPTANCE_MEMORY = 0.98  # the factor by which sums of judged tokens decay in a round with a draft
 # A rejected token counts as one judged token. It counts as more where the draft itself was unsure
 # of it, because the draft then knows little of the text: for each nat by which -log(confidence)
 # exceeds SURPRISE_NATS, ``trust`` is added. The trust, from 0 to 1, is learnt in this answer: the
@@ -369,8 +375,9 @@ class Auto(CostedShape):
         """Returns how long drafting pauses if it does not pay to draft in the next round.
 
         The pause is short where this round was faster than plain decoding. Otherwise it is at least
-        twice as long as the last pause, and longer the more tokens the round lost. MAX_PAUSE_GROWTH
-        and MAX_RETRY_AFTER_ROUNDS limit it.
+        twice as long as the one before, and longer the more tokens the round lost. The one before
+        is what this returned after the last draft of the model, even if that pause was not made
+        because drafting went on. MAX_PAUSE_GROWTH and MAX_RETRY_AFTER_ROUNDS limit the length.
         """
         # Plain decoding would have emitted this many tokens more in the same time.
         lost_tokens = seconds / self.believed_costs(estimates).plain - len(round.emitted)
@@ -568,7 +575,11 @@ class Auto(CostedShape):
 
 
 class BareCosts(NamedTuple):
-    """Seconds of bare forwards, tabulated by the number of rows or nodes."""
+    """Seconds of forwards, tabulated by the number of rows or nodes.
+
+    They are those of bare forwards, or those that earlier answers have corrected (``Auto.costs``).
+    The rounds of this answer have not corrected them.
+    """
 
     costs: Costs  # what the tables are made of
     verify: tuple[float, ...]  # ``verify[n]``: seconds of a target forward of n rows

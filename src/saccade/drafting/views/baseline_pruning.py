@@ -27,7 +27,10 @@ GROUP_FRAMES = 4  # DyCoke merges tokens within groups of this many frames.
 
 
 def frames(prompt: Prompt, target_attention: TargetAttention, budget: int) -> Int[Tensor, " kept"]:
-    """Returns SD-Frame's choice: whole frames at a regular interval, as few as fill the budget."""
+    """Returns SD-Frame's choice: whole frames at a regular interval, as few as fill the budget.
+
+    Of the last of these frames an even sample is taken if the whole frame exceeds the budget.
+    """
     parts = _tokens_by_frame(prompt)
     chosen: list[Tensor] = []
     for count in range(len(parts) + 1):
@@ -60,7 +63,8 @@ class Window:
 def fastvid(prompt: Prompt, target_attention: TargetAttention, budget: int) -> Int[Tensor, " kept"]:
     """Returns SD-FastVID's choice: whole frames, first those least similar to the frame before.
 
-    A frame is compared by the mean of its embeddings. The first frame of a medium comes first.
+    A frame is compared by the mean of its embeddings. The first frame of a medium comes first. Of
+    the frame that exceeds the budget an even sample is taken.
     """
     parts = _tokens_by_frame(prompt)
     if not parts:

@@ -101,9 +101,10 @@ class Sources:
         raise _address_refusal("begins with none of data:, file:, http: and https:")
 
     def decode_data_url(self, url: memoryview) -> FetchedMedia:
-        """Decodes a data: address without copying its text. Raises VideoInputError.
+        """Decodes a data: address. Raises VideoInputError.
 
-        The data of the type video/jpeg are frames: the base64 of each, joined by commas.
+        Its text is copied only where the base64 has line breaks, escapes or no padding. The data of
+        the type video/jpeg are frames: the base64 of each, joined by commas.
         """
         # The address data:video/mp4;base64,AAAA has the kind video/mp4 and the option base64.
         head, comma, _ = bytes(url[:MAX_URL_CHARACTERS]).partition(b",")
@@ -183,8 +184,12 @@ class Sources:
                 yield response
 
     def _allowed_addresses(self, place: WebAddress, deadline: float) -> list[IPAddress]:
-        """Resolves a host once and returns its addresses. Raises VideoInputError if the host or one
-        of its addresses is not allowed."""
+        """Resolves a host once and returns at most ``MAX_CONNECT_ATTEMPTS`` of its addresses.
+
+        Raises VideoInputError if the host or one of its addresses is not allowed. Raises OSError
+        for a name without an address, and for one that ``any_host`` alone allows and that has a
+        private address.
+        """
         is_listed = any(_matches_host(entry, place) for entry in self.hosts)
         if not is_listed and not (self.any_host and place.port == DEFAULT_PORTS[place.scheme]):
             raise _address_refusal(HOST_NOT_ALLOWED)
@@ -386,7 +391,8 @@ def _connect(
 ) -> Iterator[http.client.HTTPConnection]:
     """Yields a connection to the first address that answers. A timer closes it at the deadline.
 
-    The host's name is used only inside the connection: in TLS and in the Host header.
+    Raises OSError if none answers. The host's name is used only inside the connection: in TLS and
+    in the Host header.
     """
     connected_socket = None
     for number, address in enumerate(addresses):

@@ -42,6 +42,7 @@ class Readable(Protocol):
 
 
 Source = str | Path | bytes | Readable
+"""A path, the bytes of a file, or a file that is open in binary mode. "-" is standard input."""
 
 
 class Handle:
@@ -74,7 +75,11 @@ class File:
 
 
 def check_path(path: str | Path, limits: Limits) -> Path:
-    """Returns the resolved path. Raises VideoInputError where nothing there may be read."""
+    """Returns the resolved path of a file or a folder.
+
+    Raises VideoInputError if there is neither, if looking it up is not permitted, or if it lies
+    outside ``limits.root``. Whether a file may be read shows only when it is opened.
+    """
     if re.match("[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
         raise refusal("an address", "is not opened: download it and give the file", "not_allowed")
     if path == "":  # To pathlib this is the current folder.
@@ -140,7 +145,8 @@ def open_media(source: Source, limits: Limits) -> Iterator[File]:
 def _copy_stream(pipe: Readable, file: Any, label: str, limits: Limits) -> int:
     """Copies a stream into a file piece by piece, and returns its size in bytes.
 
-    A stream that is no video or too large is not read to its end.
+    A stream that is too large is not read to its end, and neither is one whose first piece shows
+    that it is no video.
     """
     try:
         while piece := _read_piece(pipe, label):
@@ -190,7 +196,10 @@ def is_not_hidden(path: Path) -> bool:
 
 
 def printable_name(name: str) -> str:
-    """Returns a file's own name, safe to print; "the folder" for the root, which has none."""
+    """Returns at most 80 characters of a file's name, safe to print.
+
+    The root of the file system has no name, and is called "the folder".
+    """
     return "".join(c if c.isprintable() else "?" for c in name)[:80] or "the folder"
 
 
