@@ -56,8 +56,8 @@ class VocabularyTable:
         """Returns the number of each vocabulary's row in the table, and fills rows that are new.
 
         The whole vocabulary always has a row. Returns None where the others are more than the rows
-        that are left. A full table is cleared. That is safe, because the device works in order, so earlier forwards have read their rows before
-        they are overwritten.
+        that are left. A full table is cleared. That is safe, because the device works in order, so
+        earlier forwards have read their rows before they are overwritten.
         """
         if len(self._rows.keys() | vocabularies) > MAX_VOCABULARIES:
             self._rows = {WHOLE_VOCABULARY: 0}

@@ -21,8 +21,8 @@ from saccade.core.home import home
 # If names differ only in the suffix, the file with the earliest of these suffixes is preferred.
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
-# No media are looked for in folders of these names: those of git, of the hub's cache and of archives
-# that were made on macOS.
+# Folders of these names, in which no media are looked for. Git, the hub's cache and archives that
+# were made on macOS have them.
 SKIPPED_FOLDERS = frozenset({".cache", ".git", ".locks", "blobs", "refs", "__MACOSX"})
 
 
@@ -69,7 +69,8 @@ class MediaIndex:
 
     @cached_property
     def _files(self) -> Mapping[Path, tuple[int, tuple[str, ...]]]:
-        """Every file outside ``SKIPPED_FOLDERS``, with the position of its root in ``roots`` and its path below that root."""
+        """Every file outside ``SKIPPED_FOLDERS``, with the position of its root in ``roots`` and
+        its path below that root."""
         by_path: dict[Path, tuple[int, tuple[str, ...]]] = {}
         visited: set[str] = set()  # Links to folders are followed, but each folder only once.
         for number, root in enumerate(self.roots):

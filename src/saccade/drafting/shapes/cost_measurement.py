@@ -340,9 +340,10 @@ def _time_forwards(
 ) -> list[float]:
     """Returns the seconds of each of these forwards, which are given as (context, rows).
 
-    ``requests`` is how many requests each forward has, with ``rows`` new tokens each. Each forward
-    is repeated several times, and the quickest repeat counts. The forwards are repeated in turns, so that a busy moment does not fall on one of them alone.
-    Slow forwards are repeated fewer times, because they vary less.
+    Each forward has so many ``requests``, with ``rows`` new tokens each. It is repeated several
+    times, and the quickest repeat counts. The forwards are repeated in turns, so that a busy moment
+    does not fall on one of them alone. Slow forwards are repeated fewer times, because they vary
+    less.
     """
     most = max(rows for _, rows in forwards)
     # Each context has a session of its own, in which only the number of new rows changes.
