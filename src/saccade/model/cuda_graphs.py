@@ -630,8 +630,8 @@ class CudaGraphs:
     def _capture_one(self, kind: AttentionKind, size: Size, probe: Probe) -> None:
         """Captures a size, and keeps it if its logits for the probe's rows are those of an ordinary
         forward. If they are not, or the capture fails, the kind's replacement, if it has one, is
-        captured instead. Without a replacement, this size stays uncaptured if its logits differ,
-        and all sizes do if the capture fails."""
+        captured instead. Without a replacement, this size stays uncaptured if its logits differ.
+        If the capture fails, all forwards are ordinary ones from then on."""
         # The inputs of the size get the probe's rows.
         rows = probe.rows(size, self._backbone.embedding_count, kind.may_branch)
         leases = self._reserve(rows.segments, size)

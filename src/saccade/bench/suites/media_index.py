@@ -22,7 +22,7 @@ from saccade.core.home import home
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
 # Folders of these names, in which no media are looked for. Git, the hub's cache and archives that
-# were made on macOS have them.
+# were made on macOS have them. Of the folders in an archive, only the outermost is compared.
 SKIPPED_FOLDERS = frozenset({".cache", ".git", ".locks", "blobs", "refs", "__MACOSX"})
 
 
