@@ -250,8 +250,8 @@ class WorkerDrafter(Drafter, ParallelWork):
     def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
         """Returns each tree in flight with the next drafted token, for which it waits.
 
-        A tree is returned as it is if the shape has stopped after its last token. All of them are
-        while the draft still reads its prompt.
+        A tree is returned as it is if the shape has stopped after its last token. While the draft
+        still reads its prompt, all trees are returned as they are.
         """
         # The chain may have the tokens in flight, and after them those of one more proposal. This
         # limit is not sent to the draft. From it ``commit`` computes how many tokens the next
