@@ -115,7 +115,8 @@ class Comparison:
     """The result of a comparison, and the JSON of `compare` and `demo`.
 
     ``about`` says what was measured and on which device. ``rows`` has a row of the table for each
-    method (a :class:`saccade.bench.comparison.Summary`), and ``results`` its last answer.
+    method (a :class:`saccade.bench.comparison.Summary`). ``results`` has the last answer of each of
+    our methods that has run; peers have none.
     """
 
     about: dict[str, Any]

@@ -25,7 +25,7 @@ class Verdict:
     """What verification let through: accepted nodes, then at most one token of the target's own."""
 
     path: tuple[int, ...]
-    """The accepted nodes of the tree, root first."""
+    """The accepted nodes of the tree, each after its parent. The root is not among them."""
     accepted: tuple[int, ...]
     """Their tokens."""
     own: int | None
@@ -186,7 +186,7 @@ class Result:
     timings: Timings
     prompt_tokens: int
     visual_tokens: int  # among the prompt's tokens
-    draft_visual_tokens: int | None  # how many of them the draft reads
+    draft_visual_tokens: int | None  # how many of them the draft reads; None if not reported
     fallback_reason: str | None = None  # why drafting stopped, if it did
     reused_tokens: int = 0  # tokens of the prompt that were in the cache already
     warnings: tuple[str, ...] = ()

@@ -20,16 +20,19 @@ from saccade.core.sampling import Law, draw, prob
 from saccade.core.tree import ROOT, Tree, children
 
 Noise = Callable[[str, int, int], float]
-"""(role, depth below the committed text, sibling) -> a uniform number in [0, 1).
+"""(role, below, sibling) -> a uniform number in [0, 1).
 
 The role says what the number decides: with "accept" whether a drafted token is accepted, and with
-"own" which token the target itself draws.
+"own" which token the target itself draws. ``below`` is how many accepted tokens stand between the
+committed text and the token in question: 0 for the first one. ``sibling`` is a drafted token's
+place among its siblings, and 0 for the target's own token.
 """
 
 
 def verify(tree: Tree, p: Callable[[int], Law | None], noise: Noise) -> Verdict:
-    """Walk down from the root, accepting at most one child a level.
+    """Walk down from the root, accepting at most one child a level, and return the verdict.
 
+    Where no child is accepted, the target draws its own token, and the walk ends.
     ``p(node)`` is the target's law after ``node`` (``ROOT``: after the committed text). It is None
     where the target has not scored ``node``: the walk ends there, without a token of the target's
     own.

@@ -56,7 +56,11 @@ def is_embedded(name: str) -> bool:
 
 
 def looks_local(source: str) -> bool:
-    """Whether a source is a folder, existing or not, rather than a hub id."""
+    """Whether a source is a local path rather than a hub id.
+
+    It is one if it exists, begins with ".", "/" or "~", or has more than one "/". So a missing
+    folder "models/target" counts as a hub id.
+    """
     # Unlike Path.exists, os.path.exists returns False for a name that no file may have.
     is_there = os.path.exists(source)
     return is_there or source.startswith((".", "/", "~")) or source.count("/") > 1
@@ -89,6 +93,7 @@ def check_checkpoint(name: str, *, weights: bool = True) -> None:
     """Raises ModelError for a folder that is no checkpoint, and for a hub id that is not cached
     while the hub cannot be reached.
 
+    A hub id is not checked where the environment forbids using the hub (``offline``).
     ``weights`` says whether a folder must have weights too, besides its config.
     """
     source = source_of(name)
@@ -123,9 +128,9 @@ def must_use_cache(name: str, source: str) -> bool:
 
 
 def fetch_folder(name: str, patterns: tuple[str, ...]) -> Path:
-    """Returns the folder of a checkpoint, after fetching these files of a hub id.
+    """Returns the folder of a checkpoint, after fetching a hub id's files that match ``patterns``.
 
-    Raises ModelError where they cannot be fetched.
+    A local folder is returned as it is. Raises ModelError where they cannot be fetched.
     """
     source = source_of(name)
     if looks_local(source):

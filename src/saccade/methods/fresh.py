@@ -62,7 +62,7 @@ class RefreshSetting(ViewSetting):
 
 
 def _parse(axis: str, value: str) -> Refresh | None:
-    """Parses ``N``, ``N-ROWS`` or ``N-ROWS-HOLD``; returns None for ``0``. Raises MethodError."""
+    """Parses ``N``, ``N-ROWS`` or ``N-ROWS-HOLD``; returns None if N is 0. Raises MethodError."""
     given = value.split("-")
     defaults = _spell_parts(Refresh())
     # A part that is left out has its default: "2" is read as 2-8-0.25.

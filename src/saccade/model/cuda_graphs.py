@@ -70,6 +70,7 @@ MAX_DEEP_DIFFERENCE = 0.5
 CHECKED_LAYERS = 2
 
 Forward = Callable[[], Tensor]
+"""Computes the logits of one step, whose inputs are in memory that stays where it is."""
 Capture = Callable[[Forward], Forward]
 """Turns a forward into one that can be replayed, with the same memory for inputs and outputs."""
 
@@ -393,7 +394,7 @@ GATHERED = GatheredAttention()
 
 @dataclass(frozen=True)
 class FewRowKernels(GatheredAttention):
-    """The same attention by our own kernels, which read the keys where they are."""
+    """Computes what `GatheredAttention` does, by our own kernels that read the keys in place."""
 
     kernels: Kernels
 
@@ -629,7 +630,8 @@ class CudaGraphs:
     def _capture_one(self, kind: AttentionKind, size: Size, probe: Probe) -> None:
         """Captures a size, and keeps it if its logits for the probe's rows are those of an ordinary
         forward. If they are not, or the capture fails, the kind's replacement, if it has one, is
-        captured instead."""
+        captured instead. Without a replacement, this size stays uncaptured if its logits differ.
+        If the capture fails, all forwards are ordinary ones from then on."""
         # The inputs of the size get the probe's rows.
         rows = probe.rows(size, self._backbone.embedding_count, kind.may_branch)
         leases = self._reserve(rows.segments, size)
@@ -679,8 +681,8 @@ class CudaGraphs:
             self._captured.popitem(last=False)
 
     def _first_layers_agree(self, kind: AttentionKind, size: Size, probe: Probe) -> bool:
-        """Returns whether the hidden states after the first layers of a captured forward are those
-        of an ordinary one, to rounding."""
+        """Returns whether the hidden states after the first layers are those of an ordinary
+        forward, to rounding. The layers run as in a captured forward, but without a capture."""
         assert self._fused is not None
         depth = min(CHECKED_LAYERS, len(self._fused.layers))
         rows = probe.rows(size, self._backbone.embedding_count, kind.may_branch)

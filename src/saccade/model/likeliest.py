@@ -55,9 +55,9 @@ class VocabularyTable:
     def row_numbers(self, vocabularies: Sequence[Vocabulary]) -> list[int] | None:
         """Returns the number of each vocabulary's row in the table, and fills rows that are new.
 
-        Returns None where there are more vocabularies than rows. A full table is cleared. That is
-        safe, because the device works in order, so earlier forwards have read their rows before
-        they are overwritten.
+        The whole vocabulary always has a row. Returns None where the others are more than the rows
+        that are left. A full table is cleared. That is safe, because the device works in order, so
+        earlier forwards have read their rows before they are overwritten.
         """
         if len(self._rows.keys() | vocabularies) > MAX_VOCABULARIES:
             self._rows = {WHOLE_VOCABULARY: 0}

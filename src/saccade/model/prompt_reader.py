@@ -135,8 +135,9 @@ class PromptReader:
     def assemble(self, inputs: Inputs, rows: Float[Tensor, "visual dim"]) -> Prompt:
         """Returns one request's prompt from its visual rows, without running a vision tower.
 
-        Its positions count the tokens from 0. A caller that knows the right positions replaces
-        them.
+        ``rows`` has a row for each placeholder of a medium, also for those that every view keeps.
+        The prompt's positions count the tokens from 0. A caller that knows the right positions
+        replaces them.
         """
         ids: Tensor = inputs["input_ids"][0].to(self.device)
         embeds = self.model.get_input_embeddings()(ids)

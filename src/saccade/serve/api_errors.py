@@ -122,7 +122,10 @@ no schema has."""
 
 
 def validation_api_error(error: ValidationError, body: Any) -> ApiError:
-    """Returns the response for a request that pydantic refused, which names one field to mend.
+    """Returns the response for a request that pydantic refused.
+
+    It names one field to mend, unless the error is about the request as a whole, as with invalid
+    JSON.
 
     ``body`` is the request's JSON, in which the error's location is looked up. It is None if the
     JSON could not be parsed, or if what pydantic refused was an object made from the JSON.

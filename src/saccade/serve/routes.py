@@ -266,7 +266,7 @@ def parse_request(
     text: bytes,
     data_urls: Mapping[str, object] | None = None,
 ) -> AnyRequest:
-    """Parses a request's JSON. Raises ApiError, which names the field.
+    """Parses a request's JSON. Raises ApiError, which names the field to mend where one is known.
 
     Long data: URLs are not in ``text``: ``RequestBody`` has replaced each by a placeholder such as
     "data:0". The keys of ``data_urls`` are these placeholders. They are exchanged for the data

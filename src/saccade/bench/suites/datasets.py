@@ -151,7 +151,10 @@ class Dataset:
                     yield Unusable(name, str(error))
 
     def _item(self, name: str, part: str, row: Row) -> Item:
-        """Returns the sample as the paper words it. Raises `LayoutError` where it cannot."""
+        """Returns the item that a row stands for, worded as in the paper.
+
+        Raises `LayoutError` for a row that cannot be used.
+        """
         benchmark, prompt, task = self.benchmark, self.setting.prompt, self.benchmark.task
         columns = benchmark.columns
         raw = wording.first_value(row, columns["question"])

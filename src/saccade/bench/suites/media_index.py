@@ -21,6 +21,8 @@ from saccade.core.home import home
 # If names differ only in the suffix, the file with the earliest of these suffixes is preferred.
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
+# Folders of these names, in which no media are looked for. Git, the hub's cache and archives that
+# were made on macOS have them. Of the folders in an archive, only the outermost is compared.
 SKIPPED_FOLDERS = frozenset({".cache", ".git", ".locks", "blobs", "refs", "__MACOSX"})
 
 
@@ -67,7 +69,8 @@ class MediaIndex:
 
     @cached_property
     def _files(self) -> Mapping[Path, tuple[int, tuple[str, ...]]]:
-        """Every file, with the position of its root in ``roots`` and its path below that root."""
+        """Every file outside ``SKIPPED_FOLDERS``, with the position of its root in ``roots`` and
+        its path below that root."""
         by_path: dict[Path, tuple[int, tuple[str, ...]]] = {}
         visited: set[str] = set()  # Links to folders are followed, but each folder only once.
         for number, root in enumerate(self.roots):
@@ -161,7 +164,8 @@ class MediaIndex:
         # A video's extension may end a name in every index, also in one of images.
         extensions = (*self.suffixes, *VIDEO_SUFFIXES)
         if suffix.lower() not in extensions:
-            stem = parts[-1]  # The name has no extension, only a dot, as in "clip_1.5".
+            # What follows the last dot, if there is one, is no extension, as in "clip_1.5".
+            stem = parts[-1]
         candidates = self._places.get(stem.lower(), ())
         for folder in folders:
             path = (*PurePosixPath(folder).parts, *parts[:-1], stem)

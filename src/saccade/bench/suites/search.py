@@ -81,7 +81,8 @@ class _Search:
     def folders(self, source: Source) -> Iterator[Path]:
         """Yields folders that may hold the dataset, the likeliest first.
 
-        Without a root these are folders of the local hub cache.
+        Without a root these are folders of the local hub cache. Raises OptionError if there is no
+        folder at the root.
         """
         hub_names = ["--".join(("datasets", *repo.split("/"))) for repo in source.repos]
         if self.root is None:
@@ -237,10 +238,10 @@ class _Search:
         return tuple(folders)
 
     def fetch(self, source: Source) -> Iterator[Path]:
-        """Fetches the dataset from the hub and yields its folder.
+        """Fetches the dataset's tables from the hub and yields their folder.
 
-        It does nothing if a root was given, the hub is switched off, or the source does not allow
-        fetching without asking.
+        It yields nothing if they cannot be fetched. It does nothing if a root was given, the hub is
+        switched off, or the source does not allow fetching without asking.
         """
         from huggingface_hub import constants, snapshot_download
         from huggingface_hub.errors import GatedRepoError

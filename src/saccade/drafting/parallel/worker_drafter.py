@@ -45,10 +45,11 @@ from saccade.drafting.shapes.policies import Chain
 
 log = logging.getLogger(__name__)
 
-# A greedy target waits this long for the next token before it gives the draft up.
+# A greedy target waits at least this long for the next token before it gives the draft up. After a
+# long prefill of the draft it waits longer.
 TOKEN_PATIENCE_SECONDS = 2.0
-# The target waits this long for the draft's prefill and for its CUDA graph captures. When sampling,
-# it waits this long for any token.
+# The target waits at least this long for the draft's prefill and for its CUDA graph captures. When
+# sampling, it waits at least this long for any token.
 READING_PATIENCE_SECONDS = 60.0
 # For the draft's prefill the target waits READING_PATIENCE_SECONDS, and in addition as long as the
 # prompts take to be read at this speed.
@@ -217,7 +218,8 @@ class WorkerDrafter(Drafter, ParallelWork):
 
         The first proposal has all tokens that were drafted by now; when sampling, a fixed number.
         The number of tokens of later ones is set by ``commit``. The target waits for tokens that
-        are missing, unless the draft still reads its prompt.
+        are missing, unless the shape has stopped before them. A greedy target does not wait while
+        the draft still reads its prompt.
         """
         self._receive()
         if self._samples:
@@ -246,8 +248,11 @@ class WorkerDrafter(Drafter, ParallelWork):
         }
 
     def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
-        """Returns each tree in flight with the next drafted token, for which it waits. While the
-        draft still reads its prompt the trees are returned as they are."""
+        """Returns each tree in flight with the next drafted token, for which it waits.
+
+        A tree is returned as it is if the shape has stopped after its last token. While the draft
+        still reads its prompt, all trees are returned as they are.
+        """
         # The chain may have the tokens in flight, and after them those of one more proposal. This
         # limit is not sent to the draft. From it ``commit`` computes how many tokens the next
         # proposal asks for, and that number is sent.

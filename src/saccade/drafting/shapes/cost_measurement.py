@@ -191,7 +191,7 @@ class CorrectedCosts:
         return Costs(rows, seconds, stored["draft"], self._draft_levels, **optional_fields)
 
     def save(self, costs: Costs) -> None:
-        # A shallow copy is enough, because the fields are numbers and tuples of numbers.
+        # A shallow copy is enough, because nothing in it is ever modified.
         _MEASUREMENTS.save_later(self._key, {**vars(costs)})
 
 
@@ -232,7 +232,8 @@ def _measure(
         target, [*short_forwards, *((context, n) for n in first)]
     )
     one_row_seconds = times[0]
-    # A slow target is timed at as few row counts as there is time for: all would take minutes.
+    # A slow target is timed at only as many row counts as there is time for, but always at the
+    # first ones. All of them would take minutes.
     affordable_count = int(TIMING_SECONDS / (MIN_REPEATS * MANY_ROWS_FACTOR * one_row_seconds))
     count = len(ROW_COUNTS) if all_row_counts else max(FIRST_ROW_COUNTS, affordable_count)
     rows = sorted(ROW_COUNTS[:count])
@@ -339,9 +340,10 @@ def _time_forwards(
 ) -> list[float]:
     """Returns the seconds of each of these forwards, which are given as (context, rows).
 
-    Each is repeated several times, and the quickest repeat counts.
-    The forwards are repeated in turns, so that a busy moment does not fall on one of them alone.
-    Slow forwards are repeated fewer times, because they vary less.
+    Each forward has so many ``requests``, with ``rows`` new tokens each. It is repeated several
+    times, and the quickest repeat counts. The forwards are repeated in turns, so that a busy moment
+    does not fall on one of them alone. Slow forwards are repeated fewer times, because they vary
+    less.
     """
     most = max(rows for _, rows in forwards)
     # Each context has a session of its own, in which only the number of new rows changes.

@@ -41,7 +41,7 @@ MAX_REQUESTS_PER_CHILD = 200  # After so many requests a fresh child takes its p
 START_TIMEOUT_SECONDS = 60.0  # How long a child may take to import what it needs.
 SHARE_SECONDS = 10.0  # How long a call may keep its child while another call waits for one.
 WAIT_SECONDS = 60.0  # How long a call waits for a child before it is refused.
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.1  # How often a call that waits for a child looks for what may end its waiting.
 MAX_OPEN_FILES = 32
 MAX_HEADER_BYTES = 1 << 20  # Of the JSON that a child sends.
 SEND_BYTES = 1 << 20  # So much is sent to a child at once.
@@ -79,7 +79,8 @@ REFUSAL_BY_EXIT = {
 class DecoderPool(AbstractContextManager["DecoderPool"]):
     """Reads media in child processes, at most `processes` at once; any thread may call it.
 
-    Whatever happens to a child is a `VideoInputError`, and the next call gets a fresh child.
+    Whatever a source does to a child is a `VideoInputError`, and the next call gets a fresh child.
+    A call raises `OptionError` if no child can start, or after `close`.
     `seconds` is the most time that one call may take once it has a child. While another call waits
     for a child, the oldest call is ended after `share` seconds. `memory` is the address space of
     one child in bytes. A call with a `StopSignal` can be ended from another thread.

@@ -64,8 +64,9 @@ class MtpLayout:
     def parts(self, tensors: Tensors) -> dict[str, Tensor]:
         """Returns the tensors by the names of :class:`saccade.model.heads.modules.MtpHead`.
 
-        ``tensors`` are by their names within the head. Copies of the target's are left out. Raises
-        ModelError where one of ``names`` is missing.
+        ``tensors`` are by their names within the head. Those of ``names`` and of the decoder layer
+        are returned, except for copies of the target's. Raises ModelError where one of ``names`` is
+        missing.
         """
         parts = {}
         for part, name in self.names.items():

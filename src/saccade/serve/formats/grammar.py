@@ -210,8 +210,8 @@ class Grammar:
         """Moves the parser to the end of an answer; returns whether the answer matches so far.
 
         A parser that has had an error stays in that state. The error may have come from another
-        text, such as a draft's, so a new parser replaces it. Raises BrokenLaw where the new one
-        gives up too.
+        text, such as a draft's, so a new parser replaces it. Raises BrokenLaw where the parser
+        gives up on this answer.
         """
         if self._matcher.is_error():
             self._matcher = _matcher(*self._arguments)

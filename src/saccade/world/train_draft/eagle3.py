@@ -147,7 +147,10 @@ class TrainedHead(nn.Module):
         self._unregistered: list[Any] = [backbone, rotary, axes]
 
     def forward(self, inputs: Mapping[str, Tensor], steps: int) -> Float[Tensor, ""]:
-        """Returns the mean loss of a batch of conversations, unrolled for ``steps`` steps."""
+        """Returns the mean loss of a batch of conversations, unrolled for ``steps`` steps.
+
+        Conversations without an answer are left out. Raises OptionError if none has an answer.
+        """
         backbone, rotary, _ = self._unregistered
         rotary.to(inputs["input_ids"].device)
         conversations = read_target(backbone, self.head.hidden_layers, inputs)
