@@ -44,6 +44,7 @@ def test_impossible_arguments_are_refused_in_a_sentence(
             "cannot write there.txt as an .mp4: Could not determine",
         ),
         ("shapes make --out folder", "cannot write folder as an .mp4"),
+        ("shapes make --out nowhere/x.mp4", "cannot write nowhere/x.mp4 as an .mp4"),
         ("shapes make --fps 1e12 --out x.mp4", "cannot write x.mp4 as"),
         ("shapes make --size 9999998 --frames 1 --out x.mp4", "Unable to allocate"),
         ("caption there.txt --out folder", "folder: Is a directory"),

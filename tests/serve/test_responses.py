@@ -14,6 +14,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 from serve.live import Live, image_part, text_part, video_part
 
+from saccade.serve.api_errors import ApiError
 from saccade.serve.responses_schema import ResponsesRequest
 
 SETTINGS: dict[str, Any] = dict(model="shapes", temperature=0, max_output_tokens=24)
@@ -248,3 +249,13 @@ def test_an_error_in_a_stream_is_raised(client, server, monkeypatch):
     finally:
         object.__setattr__(server.service.settings, "timeout_seconds", 600.0)
         monkeypatch.setattr(server.queue._engine, "step", before)
+
+
+def test_fields_are_called_as_the_client_calls_them_and_files_as_they_are():
+    """Claim: an error names the client's fields. The name of a file is left as it is."""
+    error = ApiError(400, "messages[0]: messages.mp4 and in/messages are no videos", "messages")
+    renamed = error.with_field_names({"messages": "input"})
+    assert renamed.param == "input"
+    assert renamed.message == "input[0]: messages.mp4 and in/messages are no videos"
+    place = ApiError(400, "messages.0.content is missing").with_field_names({"messages": "input"})
+    assert place.message == "input.0.content is missing"

@@ -59,7 +59,9 @@ class ApiError(SaccadeError):
         """
         message = self.message
         for server_name, client_name in names.items():
-            message = re.sub(rf"\b{server_name}\b", client_name, message)
+            # A word within the name of a file, as in "messages.mp4", is no field.
+            field = rf"(?<![\w./\\-]){server_name}(?!\w|[/\\-]\w|\.[A-Za-z])"
+            message = re.sub(field, client_name, message)
         param = None if self.param is None else names.get(self.param, self.param)
         return ApiError(self.status, message, param, self.headers)
 

@@ -161,7 +161,9 @@ def _client_routes(service: Service) -> APIRouter:
             return
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         # Starlette decodes headers as Latin-1, so encoding gives back the bytes that were sent.
-        is_right = hmac.compare_digest(key.strip().encode("latin-1"), settings.api_key.encode())
+        # Only the blanks of ASCII are removed. Others may be bytes of the key's letters.
+        sent_key = key.strip(" \t").encode("latin-1")
+        is_right = hmac.compare_digest(sent_key, settings.api_key.encode())
         if scheme.lower() != "bearer" or not is_right:
             message = "a valid API key is needed: send Authorization: Bearer KEY"
             raise ApiError(401, message, headers={"WWW-Authenticate": "Bearer"})

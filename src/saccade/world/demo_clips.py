@@ -80,7 +80,7 @@ def write_clip(file: Path, seed: int, frames: int, size: int, fps: float) -> dic
     scene = scenes.scene(seed)
     try:
         drawing.write_clip(scene, file, frames, size, fps=fps)
-    except (ArithmeticError, MemoryError, ValueError) as error:
+    except (ArithmeticError, MemoryError, OSError, ValueError) as error:
         raise OptionError(f"cannot write {file} as an .mp4: {first_line(error)}") from error
     truth = scenes.scene_facts(scene, frames, size, fps=fps)
     turn = dialogues.conversation(scene, "describe", seed)[0]

@@ -222,6 +222,16 @@ def test_columns_of_a_workbook_have_names_of_text(tmp_path: Path) -> None:
     assert table.names == ("id", "2024") and [*table.rows_at([0])] == [{"id": "a", "2024": "b"}]
 
 
+def test_members_that_differ_in_their_extensions_spelling_are_two(
+    tmp_path: Path, unpacked: Path
+) -> None:
+    """Claim: both are unpacked, each to a file of its own."""
+    (tmp_path / "v.zip").write_bytes(zipped({"clip.mp4": b"lower", "clip.MP4": b"upper"}))
+    index = MediaIndex((tmp_path,), VIDEO_SUFFIXES)
+    contents = [index.find(name).local().read_bytes() for name in ("clip.mp4", "clip.MP4")]
+    assert contents == [b"lower", b"upper"]
+
+
 def test_every_lettered_option_stays() -> None:
     """Claim: letters are removed where all options have them, and no option is lost with them."""
     lettered = [f"{letter}. text {letter}" for letter in wording.LETTERS]

@@ -51,7 +51,9 @@ class MediaPlace:
         if self.path is not None:
             return self.path
         assert self.archive is not None
-        name = hashlib.sha256("/".join(self.parts).encode()).hexdigest()[:16] + self.suffix.lower()
+        # Two members may differ in the spelling of their extensions alone.
+        place = "/".join(self.parts) + self.suffix
+        name = hashlib.sha256(place.encode()).hexdigest()[:16] + self.suffix.lower()
         folder = self.archive.extract(self.members, home() / "media" / self.archive.key / name)
         return folder / file_name(self.members[0]) if self.suffix else folder
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -191,8 +192,9 @@ class CorrectedCosts:
         return Costs(rows, seconds, stored["draft"], self._draft_levels, **optional_fields)
 
     def save(self, costs: Costs) -> None:
-        # A shallow copy is enough, because nothing in it is ever modified.
-        _MEASUREMENTS.save_later(self._key, {**vars(costs)})
+        # The values themselves are enough, because none of them is ever modified.
+        values = {field.name: getattr(costs, field.name) for field in fields(costs)}
+        _MEASUREMENTS.save_later(self._key, values)
 
 
 def _count_answer(

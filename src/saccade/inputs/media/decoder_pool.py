@@ -100,6 +100,7 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
         for _ in range(processes):
             self._idle.put(None)
         self._busy: set[_Child] = set()
+        self._busy_lock = threading.Lock()
         self._is_closed = False
 
     def __exit__(self, *args: object) -> None:
@@ -216,7 +217,8 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
                 child = None
             child = child or _Child(self.memory)
             child.lent_at = time.monotonic()
-            self._busy.add(child)
+            with self._busy_lock:
+                self._busy.add(child)
             if self._is_closed:  # ``close`` may have looked at the busy children before this one.
                 raise OptionError(CLOSED)
             stop.watch(child.process)
@@ -225,9 +227,13 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
         finally:
             stop.watch(None)
             if child is not None:
-                self._busy.discard(child)
-            if child is not None and reusable is None:
-                child.end()
+                with self._busy_lock:
+                    self._busy.discard(child)
+                # From here on no waiting call can kill the child. One may have done so since the
+                # request ended.
+                if reusable is None or child.is_overdue:
+                    reusable = None
+                    child.end()
             self._idle.put(reusable)
             if self._is_closed:  # It was closed meanwhile, so the child must be ended too.
                 self.close()
@@ -246,16 +252,22 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
             except TimeoutError:
                 raise refusal("the input", *WAITED) from None
             except queue.Empty:
-                eldest = min(list(self._busy), key=lambda child: child.lent_at, default=None)
-                if eldest is not None and eldest.lent_at + self.share < time.monotonic():
-                    eldest.is_overdue = True
-                    eldest.process.kill()
+                self._kill_overdue_child()
             else:
                 if not self._is_closed:
                     return child
                 self._idle.put(child)  # The pool was closed while this call waited.
                 self.close()
         raise OptionError(CLOSED)
+
+    def _kill_overdue_child(self) -> None:
+        """Kills the child of the oldest call if that call has lasted longer than ``share``
+        seconds."""
+        with self._busy_lock:
+            eldest = min(self._busy, key=lambda child: child.lent_at, default=None)
+            if eldest is not None and eldest.lent_at + self.share < time.monotonic():
+                eldest.is_overdue = True
+                eldest.process.kill()
 
 
 class StopSignal:
