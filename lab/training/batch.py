@@ -22,7 +22,7 @@ from lab.training.model import CELL, PATCH, pair_config
 from saccade.world import dialogues
 from saccade.world import scenes as world
 from saccade.world.train_draft import samples
-from saccade.world.train_draft.samples import EVAL_SEED, Canvas, DialogueSpec, render_pictures
+from saccade.world.train_draft.samples import FIRST_EVAL_SEED, Canvas, DialogueSpec, render_pictures
 
 # Kinds of content words: the words of an answer that depend on what is shown.
 KINDS = (
@@ -279,7 +279,7 @@ class Source:
             size = max(1, self._tokens // (visual_tokens(canvas) + TEXT_TOKENS))
             most = self._max_objects(progress)
             count = size * 4 if size > 1 else 2
-            seeds = self._rng.integers(0, EVAL_SEED, count)
+            seeds = self._rng.integers(0, FIRST_EVAL_SEED, count)
             rows = [
                 draw_example(
                     self._tok,

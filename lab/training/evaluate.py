@@ -3,7 +3,7 @@
 The answers are about unseen clips, and each prediction follows the true tokens before it
 (teacher-forced accuracy). ``python -m lab eval`` prints it. There are three views: the clip's own
 pixels, another clip's pixels, which shows what the words alone give away, and no visual tokens.
-Seeds start at `EVAL_SEED`, which training never draws.
+Seeds start at `FIRST_EVAL_SEED`, which training never draws.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from lab.training.batch import (
     visual_tokens,
 )
 from lab.training.model import PAIR, Forward, embed
-from saccade.world.train_draft.samples import EVAL_SEED, Canvas
+from saccade.world.train_draft.samples import FIRST_EVAL_SEED, Canvas
 
 View = Literal["own", "other", "none"]
 VIEWS: tuple[View, ...] = ("own", "other", "none")
@@ -65,7 +65,7 @@ def evaluation_batches(
     form: PromptForm = QWEN25,
 ) -> list[Batch]:
     """Returns the evaluation batches of a canvas, which are the same for every model."""
-    first = EVAL_SEED + 1_000_000
+    first = FIRST_EVAL_SEED + 1_000_000
     seeds = range(first, first + samples)
     rows = [draw_example(proc.tokenizer, canvas, s, task, max_objects, form) for s in seeds]
     rows.sort(key=lambda r: len(r.ids))

@@ -201,10 +201,10 @@ def test_seeds_are_nobody_elses() -> None:
             seeds[f"{path.stem}.{name}"] = int(number)
         for number in re.findall(r"\b[1-9]\d{0,2}_\d{3}_\d{3}\b", path.read_text()):
             seeds[f"{path.stem}.{number}"] = int(number)
-    known = {"samples.EVAL_SEED", "agreement.FIRST_SEED", "demo_clips.CALIBRATION_SEED"}
-    assert known <= set(seeds) and seeds["samples.EVAL_SEED"] == 10_000_000
+    known = {"samples.FIRST_EVAL_SEED", "agreement.FIRST_SEED", "demo_clips.CALIBRATION_SEED"}
+    assert known <= set(seeds) and seeds["samples.FIRST_EVAL_SEED"] == 10_000_000
     assert 20_000_002 in seeds.values()  # the demo's
     near = {n: v for n, v in seeds.items() if abs(v - suites.FIRST_SEED) < 10_000_000}
     assert not near
-    # training draws below EVAL_SEED, evaluation a million above it
-    assert seeds["samples.EVAL_SEED"] + 2_000_000 < suites.FIRST_SEED
+    # training draws below FIRST_EVAL_SEED, evaluation a million above it
+    assert seeds["samples.FIRST_EVAL_SEED"] + 2_000_000 < suites.FIRST_SEED

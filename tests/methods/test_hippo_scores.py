@@ -315,7 +315,9 @@ def test_the_ablations_keep_different_tokens():
 def test_the_papers_gamma_is_the_targets_familys(family, gamma):
     """Claim (App. B): gamma is 5, 7 and 3 by family, and costs are not measured for it. Fails where
     every family has the same length."""
-    shape = resolve("hippo-paper").shape.prepare(lambda: pytest.fail("measured"), family=family)
+    shape = resolve("hippo-paper").shape.prepare(
+        lambda: pytest.fail("measured"), target_family=family
+    )
     assert shape.spelling == f"chain-{gamma}"
 
 

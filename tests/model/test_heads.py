@@ -403,7 +403,7 @@ def test_costs_of_a_head_are_estimated(kind):
     costs = cost_measurement._estimate(head.target, head, 256)
     assert 0 < costs["steps"][1] < costs["target"][0]
     fc_bytes = head.module.fc.weight.numel() * head.dtype.itemsize
-    assert fc_bytes < head.step_bytes < head.target.step_bytes
+    assert fc_bytes < head.weight_bytes_per_step < head.target.weight_bytes_per_step
 
 
 def test_a_grammar_that_a_head_cannot_spell_does_not_end_drafting():

@@ -76,7 +76,7 @@ def test_parameters_are_counted_exactly(loaded: Callable[[str], Loaded], family:
         chosen = 2 / 4 if ".experts." in name else 1
         expected += int(weight.numel() * chosen)
     assert model_size.weights_per_token == expected
-    assert loaded(family).backbone.step_bytes == expected * 4
+    assert loaded(family).backbone.weight_bytes_per_step == expected * 4
     assert model_size.layers == len(model.get_decoder().layers)
     assert model_size.vocab == model.get_input_embeddings().weight.shape[0]
     if family == "qwen3-vl-moe":

@@ -15,7 +15,7 @@ from saccade.core.home import MeasurementFile
 from saccade.model import kernels
 from saccade.model.backbone import Backbone
 from saccade.model.kernels import Choice, Matrix, compiled, tower
-from saccade.model.kernels.tower import Tower
+from saccade.model.kernels.tower import OutsideKernels
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_what_a_tower_sees_is_what_its_modules_see(family, packed):
     seen = ours.model(**inputs).logits[0, -1]
     assert torch.equal(seen, exact)
     own = Backbone(model)
-    own._outside_kernels = Tower(nn.Module(), nn.Module(), nn.Module())
+    own._outside_kernels = OutsideKernels(nn.Module(), nn.Module(), nn.Module())
     (plain,) = own.prompts(inputs)
     assert (prompt.embeds - plain.embeds).abs().max() < 1e-4 * plain.embeds.abs().max()
 
@@ -87,7 +87,7 @@ def test_a_towers_attention_is_by_the_quicker_kernel(family, ours, monkeypatch):
     assert bool(attend_calls) is ours and timed == [{"ours", "theirs"}] * 3
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is theirs
     own = Backbone(model)
-    own._outside_kernels = Tower(nn.Module(), nn.Module(), nn.Module())
+    own._outside_kernels = OutsideKernels(nn.Module(), nn.Module(), nn.Module())
     (plain,) = own.prompts(inputs)
     assert all((each.embeds - plain.embeds).abs().max() < 1e-5 for each in prompts)
 
@@ -96,7 +96,7 @@ def test_a_towers_attention_is_by_the_quicker_kernel(family, ours, monkeypatch):
 def test_attention_that_is_special_stays_theirs():
     """Claim: what is masked, causal, dropped out or of another type is Hugging Face's to compute,
     and so is what comes with names that we do not know. Control: the plain one is not."""
-    tower = Tower(nn.Module(), nn.Module(), nn.Module())
+    tower = OutsideKernels(nn.Module(), nn.Module(), nn.Module())
     tower._is_ours_quicker = {(2, 2, 16, 3): True}
     module, (q, k, v) = nn.Module(), torch.randn(3, 1, 2, 5, 16)
 
@@ -154,7 +154,7 @@ def test_a_convolution_over_pictures_stays_one(packed):
     """Claim: only patches as large as the kernel are a product. Control: those are."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv3d(3, 8, (2, 4, 4), stride=(2, 4, 4)))
-    tower = Tower(model, nn.Module(), nn.Module())
+    tower = OutsideKernels(model, nn.Module(), nn.Module())
     patches, picture = torch.randn(5, 3, 2, 4, 4), torch.randn(1, 3, 4, 8, 8)
     with torch.no_grad():
         for x, products in ((patches, 1), (picture, 0)):
@@ -186,7 +186,7 @@ def test_only_a_gpu_pads_and_the_modules_stay_as_they_were(monkeypatch):
     model.model.visual.more = nn.ModuleList(layers)
     own = layers[1].forward
     layers[1].forward = lambda x: own(x) + 1
-    towers = Tower(model, model.get_decoder(), model.get_output_embeddings())
+    towers = OutsideKernels(model, model.get_decoder(), model.get_output_embeddings())
     padded: list[nn.Module] = []
     monkeypatch.setattr(tower, "_aligned_forward", lambda module: padded.append(module) or own)
     with towers.use_quickest_kernels():

@@ -18,7 +18,7 @@ from transformers.models.siglip import modeling_siglip as siglip
 from transformers.models.video_llama_3 import modeling_video_llama_3 as llama3
 
 from saccade.model.kernels import tower_windows
-from saccade.model.kernels.tower import Tower
+from saccade.model.kernels.tower import OutsideKernels
 
 DEPTH = 2
 GRIDS = torch.tensor([[3, 8, 12], [1, 4, 4]])  # a video of three frames and a picture
@@ -125,8 +125,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return stand_in
 
 
-def _quick(tower: nn.Module) -> Tower:
-    return Tower(tower, nn.Module(), nn.Module())
+def _quick(tower: nn.Module) -> OutsideKernels:
+    return OutsideKernels(tower, nn.Module(), nn.Module())
 
 
 @pytest.mark.parametrize("family", TOWERS)

@@ -18,7 +18,12 @@ from saccade.core.tree import Tree, depths, path, tree_mask
 from saccade.model.cache import Cache, HeadShape
 from saccade.model.segments import Segment
 from saccade.model.window_rule import KeyWindow
-from saccade.model.windowed_attention import Extras, attend_visible, last_visible_rows, visible_keys
+from saccade.model.windowed_attention import (
+    LogitExtras,
+    attend_visible,
+    last_visible_rows,
+    visible_keys,
+)
 
 WINDOWS = (None, KeyWindow(1), KeyWindow(3), KeyWindow(7), KeyWindow(4, chunked=True))
 
@@ -154,13 +159,13 @@ def test_soft_caps_and_sinks_are_those_of_the_formula():
     q, k, v = torch.randn(4, 3, 8), torch.randn(2, 5, 8), torch.randn(2, 5, 6)
     visible = torch.ones(3, 5, dtype=torch.bool).tril(2)
     sinks = torch.randn(4)
-    out = attend_visible(q, k, v, visible, 0.7, Extras(2.0, sinks))
+    out = attend_visible(q, k, v, visible, 0.7, LogitExtras(2.0, sinks))
     for head in range(4):
         logits = torch.tanh(q[head] @ k[head // 2].T * 0.7 / 2.0) * 2.0
         logits = logits.masked_fill(~visible, float("-inf"))
         weights = torch.cat([logits, sinks[head].expand(3, 1)], 1).softmax(-1)[:, :-1]
         assert torch.allclose(out[head], weights @ v[head // 2], atol=1e-6)
-    assert not torch.allclose(out, attend_visible(q, k, v, visible, 0.7, Extras()), atol=1e-3)
+    assert not torch.allclose(out, attend_visible(q, k, v, visible, 0.7, LogitExtras()), atol=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation")  # of PaliGemma's processor

@@ -75,7 +75,7 @@ class Capability(Enum):
         "shape=chain-N",
     )
     FIXED_FORM = "a shape that does not depend on earlier rounds or on clocks", "shape=chain-N"
-    NO_DRAFT_MODEL = "a shape that also works without a draft model", "shape=auto"
+    WORKS_WITHOUT_DRAFT_MODEL = "a shape that also works without a draft model", "shape=auto"
     COPIES = "a shape that copies from the text", "shape=auto"
 
     # Schedules offer these.

@@ -239,14 +239,17 @@ class Shape(Learner, ABC):
         return self
 
     def prepare(
-        self, measure: Callable[[], Costs], memory: CostMemory | None = None, family: str = ""
+        self,
+        measure: Callable[[], Costs],
+        memory: CostMemory | None = None,
+        target_family: str = "",
     ) -> Shape:
         """Returns the shape with what it needs to know of the models.
 
         A shape that decides by costs, and has none yet, takes them from ``memory``, or else calls
         ``measure``. ``memory`` has the costs as earlier answers corrected them; it is None where
-        the answer may not depend on measured time. ``family`` is the target's ``model_type``, for
-        shapes whose settings depend on it, and not a family of shapes.
+        the answer may not depend on measured time. ``target_family`` is the target's
+        ``model_type``, for shapes whose settings depend on it.
         """
         return self
 

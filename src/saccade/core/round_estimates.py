@@ -5,7 +5,7 @@ round: the shapes ``auto`` and ``fit``, the draft inside vLLM, and the scheduler
 a method such as ``fold`` returns the estimate with one more round, in which older rounds count
 less. The decisions themselves are made in those parts.
 
-A verdict is about one token here: whether a drafted token was accepted. The chance of a token is
+An outcome is about one token here: whether a drafted token was accepted. The chance of a token is
 the probability that it will be, if all tokens before it are. The believed seconds of a forward are
 those that were expected before it ran. At first they are the seconds of a bare forward, which is
 timed before the first answer. Later they are corrected by what forwards have taken.
@@ -33,7 +33,7 @@ FORWARD_OUTLIER_FACTOR = 2.0  # A forward counts as at most this many times its 
 # The expected seconds in this cap come from measured forwards, once the decayed number of these is
 # at least this. Until then, a forward of the draft is expected to take its initial seconds (see
 # ``ForwardTimes``), and forwards of the target are not capped.
-MIN_FORWARDS_FOR_OUTLIERS = 3.0
+MIN_FORWARDS_FOR_CAP = 3.0
 # The measured seconds of forwards are averaged with a prior, which weighs as much as this many
 # measured forwards. The prior is a forward's initial seconds times the slowdown of forwards of one
 # row (``ForwardTimes.plain_slowdown``).
@@ -42,10 +42,10 @@ FORWARD_PRIOR_WEIGHT = 0.5
 # deviations of the rows. This is added to the divisor, so it draws the slope towards 0.
 SLOPE_PRIOR_WEIGHT = 0.7
 NEW_ROUND_WEIGHT = 0.3  # The weight of one more round in the mean seconds of rounds of its size.
-# Before any verdict the draft's confidence is believed to predict verdicts better than their mean
+# Before any outcome the draft's confidence is believed to predict outcomes better than their mean
 # rate does, by this many nats.
 CONFIDENCE_PRIOR_NATS = 4.0
-LEAST_LIKELIHOOD = 0.02  # A verdict's likelihood counts as at least this: 3.9 nats of surprise.
+LEAST_LIKELIHOOD = 0.02  # An outcome's likelihood counts as at least this: 3.9 nats of surprise.
 # A difference of nats is capped here, so that ``exp`` does not overflow. ``trust`` is about 0 then.
 MAX_NATS = 50.0
 # Only the sizes seen last are remembered, because prompts get longer and machines busier.
@@ -75,10 +75,10 @@ class FadingMean(NamedTuple):
 
 
 class Surprise(NamedTuple):
-    """How badly two predictions of verdicts did: the nats of surprise (-log likelihood) of each.
+    """How badly two predictions of outcomes did: the nats of surprise (-log likelihood) of each.
 
     One predicts by the draft's confidence in a token, the other by the mean rate of acceptance. The
-    one with less surprise is the better prediction of the next verdict. Older verdicts count less.
+    one with less surprise is the better prediction of the next outcome. Older outcomes count less.
     """
 
     by_confidence: float = 0.0
@@ -88,8 +88,8 @@ class Surprise(NamedTuple):
     def trust(self) -> float:
         """How far the draft's confidence is to be believed, from 0 to 1.
 
-        It is the probability, given the verdicts, that the draft's confidence predicts them better
-        than their mean rate. Before any verdict it is high, because drafts whose confidence says
+        It is the probability, given the outcomes, that the draft's confidence predicts them better
+        than their mean rate. Before any outcome it is high, because drafts whose confidence says
         nothing about acceptance are rare.
         """
         # The logarithm of the odds that the mean rate predicts better.
@@ -97,10 +97,10 @@ class Surprise(NamedTuple):
         return 1 / (1 + exp(min(log_odds_of_rate, MAX_NATS)))
 
     def after(self, chance: float, rate: float, accepted: bool, memory: float) -> Surprise:
-        """Returns the surprise after one more verdict.
+        """Returns the surprise after one more outcome.
 
         ``chance`` and ``rate`` are the two predicted probabilities that the token is accepted: by
-        the draft's confidence, and by the rate of all verdicts.
+        the draft's confidence, and by the rate of all outcomes.
         """
         return Surprise(
             memory * self.by_confidence + _surprise(chance, accepted),
@@ -141,19 +141,19 @@ class Acceptance(NamedTuple):
         return min(1.0, confidence * self.calibration.mean)
 
     def fold(
-        self, verdicts: Sequence[tuple[float, bool]], judged: float, memory: float
+        self, outcomes: Sequence[tuple[float, bool]], judged: float, memory: float
     ) -> Acceptance:
-        """Returns the estimate after some verdicts.
+        """Returns the estimate after some outcomes.
 
-        A verdict has the draft's confidence in a token, and whether the token was accepted. In the
-        rate of acceptance the verdicts count as ``judged`` tokens. A caller may give a larger
-        number than that of the verdicts, so that a rejection weighs more: the shape ``auto`` does
+        An outcome has the draft's confidence in a token, and whether the token was accepted. In the
+        rate of acceptance the outcomes count as ``judged`` tokens. A caller may give a larger
+        number than that of the outcomes, so that a rejection weighs more: the shape ``auto`` does
         so where the draft was unsure of the rejected token.
         """
-        hits = sum(accepted for _, accepted in verdicts)
-        promised = sum(confidence for confidence, _ in verdicts)
+        hits = sum(accepted for _, accepted in outcomes)
+        promised = sum(confidence for confidence, _ in outcomes)
         surprise = self.surprise
-        for confidence, accepted in verdicts:
+        for confidence, accepted in outcomes:
             chance = self._chance_by_confidence(confidence)
             surprise = surprise.after(chance, self.rate, accepted, memory)
         return Acceptance(
@@ -308,7 +308,7 @@ class ForwardTimes(NamedTuple):
     def after_plain(self, seconds: float, initial: float) -> ForwardTimes:
         """Returns the times after a forward of one row, whose initial seconds are ``initial``."""
         expected = self.plain_slowdown(initial) * initial
-        if self.plain.weight + self.weight >= MIN_FORWARDS_FOR_OUTLIERS:
+        if self.plain.weight + self.weight >= MIN_FORWARDS_FOR_CAP:
             seconds = min(seconds, FORWARD_OUTLIER_FACTOR * expected)
         return self._replace(plain=self.plain.fold(seconds, 1.0, TIMES_MEMORY), since_plain=0)
 
@@ -331,11 +331,11 @@ class ForwardTimes(NamedTuple):
         have slowed them down.
         """
         expected_draft_forward = initial_draft_forward
-        if self.draft_forward.weight >= MIN_FORWARDS_FOR_OUTLIERS:
+        if self.draft_forward.weight >= MIN_FORWARDS_FOR_CAP:
             expected_draft_forward = self.draft_forward.mean
         expected = draft_forwards * expected_draft_forward
         draft_seconds = min(draft_seconds, FORWARD_OUTLIER_FACTOR * expected)
-        if self.weight >= MIN_FORWARDS_FOR_OUTLIERS:
+        if self.weight >= MIN_FORWARDS_FOR_CAP:
             seconds = min(seconds, FORWARD_OUTLIER_FACTOR * self.slowdown * initial)
         extra_rows = rows - 1
         memory = TIMES_MEMORY

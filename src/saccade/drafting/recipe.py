@@ -170,7 +170,7 @@ def plan(
         recipe = replace(recipe, drafter=HeadDrafter)
     view, shape = recipe.view, recipe.shape
     names_draft_model = Capability.DRAFT_MODEL in recipe.drafter.offers
-    works_without_model = Capability.NO_DRAFT_MODEL in shape.offers
+    works_without_model = Capability.WORKS_WITHOUT_DRAFT_MODEL in shape.offers
     if draft is None and names_draft_model and works_without_model:
         self_recipe = replace(recipe, drafter=SelfDrafter)
         self_plan = plan(

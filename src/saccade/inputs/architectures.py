@@ -23,7 +23,7 @@ from saccade.core.errors import ModelError, OptionError
 from saccade.model import tensor_parallel
 from saccade.model.families import placeholders
 
-THINKERS: dict[str, Any] = {
+TEXT_PARTS: dict[str, Any] = {
     "qwen2_5_omni": Qwen2_5OmniThinkerForConditionalGeneration,
     "qwen3_omni_moe": Qwen3OmniMoeThinkerForConditionalGeneration,
 }
@@ -45,8 +45,8 @@ KEY_PROJECTION = "layers.*.self_attn.k_proj"
 
 def model_class(config: Any) -> Any:
     """Returns the class that loads a checkpoint. Raises ModelError if the model writes no text."""
-    if config.model_type in THINKERS:
-        return THINKERS[config.model_type]
+    if config.model_type in TEXT_PARTS:
+        return TEXT_PARTS[config.model_type]
     if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return AutoModelForImageTextToText
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -65,7 +65,7 @@ def concrete_class(config: Any, *, trust_remote_code: bool = False) -> Any:
     """Returns the class of the model itself. :func:`model_class` may return an auto class, which
     only chooses that class."""
     loader = model_class(config)
-    if config.model_type in THINKERS:
+    if config.model_type in TEXT_PARTS:
         return loader
     with torch.device("meta"):
         return type(loader.from_config(config, trust_remote_code=trust_remote_code))
@@ -86,7 +86,7 @@ def register(config: Any) -> None:
 
 def text_config(config: Any) -> Any:
     """Returns the config of a model's decoder."""
-    if config.model_type in THINKERS:
+    if config.model_type in TEXT_PARTS:
         config = config.thinker_config
     return config.get_text_config(decoder=True)
 

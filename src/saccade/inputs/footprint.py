@@ -111,7 +111,7 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
         model_class = architectures.model_class(config)
         text = architectures.text_config(config)
         with torch.device("meta"):
-            if config.model_type in architectures.THINKERS:
+            if config.model_type in architectures.TEXT_PARTS:
                 # Of a model that also speaks (Qwen's Omni), only the part that writes text runs.
                 model = model_class(config.thinker_config)
             else:

@@ -300,7 +300,7 @@ def _check_weights(name: str, model: Any, loading_info: Mapping[str, Any]) -> No
     ]
     # The checkpoint of a model that also speaks (Qwen's Omni) has the weights of its speech as
     # well, of which none are loaded.
-    if model.config.model_type in architectures.THINKERS:
+    if model.config.model_type in architectures.TEXT_PARTS:
         unexpected = []
     for weights, problem in (
         (loading_info["missing_keys"], "lacks"),

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from saccade.core.errors import ModelError
 
 
-class NamedTokenizer(Protocol):
+class HasTokenizer(Protocol):
     """What the check needs of a loaded model."""
 
     @property
@@ -17,7 +17,7 @@ class NamedTokenizer(Protocol):
     def tokenizer(self) -> Any: ...
 
 
-def check_pair(target: NamedTokenizer, draft: NamedTokenizer) -> None:
+def check_pair(target: HasTokenizer, draft: HasTokenizer) -> None:
     """Raises ModelError, naming the first difference, unless both read and write the same ids."""
     check_tokenizers(target.name, target.tokenizer, draft.name, draft.tokenizer)
 

@@ -115,8 +115,8 @@ HIPPO = Recipe(
 class FamilyChain(Chain):
     """A chain as long as the paper sets it for the target's family (App. B)."""
 
-    # ``family`` is the first part of the names of parametrised shapes, such as ``chain`` in
-    # ``chain-5``, and not the target's family. This shape has a fixed name, so it is empty.
+    # The family of shapes is the first part of names such as ``chain-5``. This shape has a fixed
+    # name, and belongs to none.
     family: ClassVar[str] = ""
     length: int = GAMMA
 
@@ -125,10 +125,12 @@ class FamilyChain(Chain):
         return "hippo-gamma"
 
     def prepare(
-        self, measure: Callable[[], Costs], memory: CostMemory | None = None, family: str = ""
+        self,
+        measure: Callable[[], Costs],
+        memory: CostMemory | None = None,
+        target_family: str = "",
     ) -> Shape:
-        # This ``family`` is the target's.
-        return Chain(GAMMAS.get(family, GAMMA))
+        return Chain(GAMMAS.get(target_family, GAMMA))
 
 
 HIPPO_PAPER = replace(

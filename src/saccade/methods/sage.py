@@ -92,7 +92,7 @@ class Reach:
     def children(
         self,
         level: int,
-        path_probability: float,
+        parent_path_probability: float,
         parent_probability: float,
         probabilities: Probabilities,
     ) -> list[tuple[float, int]]:
@@ -100,8 +100,8 @@ class Reach:
 
         Args:
             level: the level that the children are on.
-            path_probability: P of the path down to the parent, the parent included.
-            parent_probability: the parent's own factor in ``path_probability``.
+            parent_path_probability: P of the path down to the parent, the parent included.
+            parent_probability: the parent's own factor in ``parent_path_probability``.
             probabilities: those of the tokens after the parent, likeliest first.
         """
         least, most = self.shape.width
@@ -110,7 +110,7 @@ class Reach:
             width *= (0.5 + parent_probability) / level  # Eq. 12
         # A token that the request's rules forbid has probability zero and is never a child.
         top_children = [
-            (path_probability * p, rank)
+            (parent_path_probability * p, rank)
             for rank, p in enumerate(probabilities)
             if rank < width and p > 0
         ]

@@ -23,7 +23,7 @@ from saccade.model.kernels import AttentionChoice, compiled
 from saccade.model.kernels.attention_mass import Queries
 from saccade.model.segments import Segment
 from saccade.model.window_rule import KeyWindow
-from saccade.model.windowed_attention import Extras, attend_visible, visible_keys
+from saccade.model.windowed_attention import LogitExtras, attend_visible, visible_keys
 
 Attend = Callable[..., Tensor]
 """What layers call: (layer, q, k, v, scale) -> an :data:`AttentionOutput`.
@@ -61,8 +61,8 @@ MAX_LOGITS_AT_ONCE = 2**25
 
 
 # What a layer does to its logits besides scaling them: it bounds them (softcap), or adds one more
-# for each head (attention sinks). Without either of the two, as here, ``Extras`` is false.
-NO_EXTRAS = Extras()
+# for each head (attention sinks). Without either of the two, as here, ``LogitExtras`` is false.
+NO_EXTRAS = LogitExtras()
 
 
 @runtime_checkable
@@ -88,7 +88,7 @@ class ForwardAttention(Protocol):
         v: NewKeys,
         scale: float,
         *,
-        extras: Extras = NO_EXTRAS,
+        extras: LogitExtras = NO_EXTRAS,
     ) -> AttentionOutput:
         """Returns the attention of one layer's rows. ``layer`` is what :meth:`key_layer` returns
         for it."""
@@ -155,7 +155,7 @@ class Step:
         scale: float,
         *,
         last: bool = False,
-        extras: Extras = NO_EXTRAS,
+        extras: LogitExtras = NO_EXTRAS,
     ) -> Float[Tensor, "rows out"]:
         """Returns the attention of one layer's rows.
 

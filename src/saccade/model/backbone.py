@@ -44,7 +44,7 @@ from saccade.model.hidden_states import AFTER_NORM, HiddenStates
 from saccade.model.kernels import few_bits
 from saccade.model.kernels.few_bits import Rounding
 from saccade.model.kernels.few_rows import Kernels, kernels_for
-from saccade.model.kernels.tower import Tower
+from saccade.model.kernels.tower import OutsideKernels
 from saccade.model.prefix_cache import PrefixCache
 from saccade.model.prompt_reader import PromptReader
 from saccade.model.recurrent import LayerStates, MixerRows, RowsBySegment, StateRows
@@ -52,7 +52,7 @@ from saccade.model.rotary import depends_on_length, rotary_by_length
 from saccade.model.segments import HiddenStateWriter, Segment
 from saccade.model.vision_cache import ConversationVision, cache_vision
 from saccade.model.window_rule import KeyWindow
-from saccade.model.windowed_attention import Extras
+from saccade.model.windowed_attention import LogitExtras
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ class Backbone:
         self.lock = lock_of(self.text)
         # This runs the modules outside the decoder and its head, such as the vision tower, by the
         # fastest kernels.
-        self._outside_kernels = Tower(self.model, self.text, head)
+        self._outside_kernels = OutsideKernels(self.model, self.text, head)
         self.prefix_cache: PrefixCache | None = None  # A server shares one between its requests.
         self.graphs: dict[int, Any] = {}
         """The decoding forwards that were captured as CUDA graphs, by the number of layers that
@@ -611,7 +611,7 @@ class Backbone:
         return int(self.vocab * self.config.hidden_size)
 
     @property
-    def step_bytes(self) -> float:
+    def weight_bytes_per_step(self) -> float:
         """The bytes of weights that a forward of one row reads."""
         layers = families.weights_per_token(self.text.layers, self.config)
         rounding = self.rounding
@@ -903,7 +903,7 @@ class _ShapeProbe:
         return self._key_layers[layer]
 
     def __call__(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, **_: Extras
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, **_: LogitExtras
     ) -> Tensor:
         self.shapes[layer] = HeadShape(k.shape[0], k.shape[2], v.shape[2])
         return q.new_zeros(q.shape[1], q.shape[0] * v.shape[2])
@@ -960,7 +960,7 @@ def _step_attention(
     if step is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     layer = step.key_layer(module.layer_idx)
-    extras = Extras(kwargs.get("softcap"), kwargs.get("s_aux"))
+    extras = LogitExtras(kwargs.get("softcap"), kwargs.get("s_aux"))
     extras_argument: dict[str, Any] = {"extras": extras} if extras else {}
     out = step(layer, query[0], key[0], value[0], float(kwargs["scaling"]), **extras_argument)
     return out.view(1, out.shape[0], query.shape[1], value.shape[3]), None

@@ -66,7 +66,7 @@ from saccade.model.recurrent import (
     score_tree,
 )
 from saccade.model.segments import Segment
-from saccade.model.windowed_attention import Extras
+from saccade.model.windowed_attention import LogitExtras
 
 # The types of text models whose modules can be captured. Models with experts are left out: their
 # experts are chosen by the host in every forward, which a CUDA graph cannot repeat.
@@ -431,7 +431,7 @@ class _KeyAttention:
         v: NewKeys,
         scale: float,
         *,
-        extras: Extras = NO_EXTRAS,
+        extras: LogitExtras = NO_EXTRAS,
     ) -> AttentionOutput:
         assert not extras, "no model that is captured has sinks or caps"
         return self._attention(layer, q, k, v, scale)

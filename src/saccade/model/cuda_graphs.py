@@ -778,11 +778,11 @@ class Probe:
         return Rows(segments, ids, positions, [*row_numbers])
 
 
-def difference_share(some: Tensor, others: Tensor) -> float:
+def difference_share(values: Tensor, reference: Tensor) -> float:
     """Returns the largest difference between two tensors of one shape, as a share of the largest
-    absolute value in ``others``; NaN if any number is NaN."""
-    difference = (some.float() - others.float()).abs().amax()
-    return float(difference / others.float().abs().amax())
+    absolute value in ``reference``; NaN if any number is NaN."""
+    difference = (values.float() - reference.float()).abs().amax()
+    return float(difference / reference.float().abs().amax())
 
 
 class _LastWritten(HiddenStates):

@@ -22,13 +22,13 @@ from saccade.model.segments import Segment
 from saccade.model.window_rule import KeyWindow
 
 Queries = Float[Tensor, "head new head_dim"]
-# Attention with ``Extras`` writes its logits to a tensor. To bound the memory, rows are computed in
-# groups of at most this many logits. A single row may have more.
+# Attention with ``LogitExtras`` writes its logits to a tensor. To bound the memory, rows are
+# computed in groups of at most this many logits. A single row may have more.
 MAX_LOGITS_AT_ONCE = 2**25
 
 
 @dataclass(frozen=True)
-class Extras:
+class LogitExtras:
     """What a layer does to its logits besides scaling them.
 
     ``softcap`` is the c of c tanh(x / c), which bounds them (Gemma 2). ``sinks`` has one more logit
@@ -129,7 +129,7 @@ def attend_visible(
     v: Float[Tensor, "kv_head key value_dim"],
     visible: Bool[Tensor, "new key"],
     scale: float,
-    extras: Extras,
+    extras: LogitExtras,
 ) -> Float[Tensor, "head new value_dim"]:
     """Returns attention over the keys that each row sees. Values may have a width of their own."""
     if extras:
@@ -142,7 +142,7 @@ def attend_visible(
 
 
 def _attend_with_extras(
-    q: Queries, k: Tensor, v: Tensor, visible: Tensor, scale: float, extras: Extras
+    q: Queries, k: Tensor, v: Tensor, visible: Tensor, scale: float, extras: LogitExtras
 ) -> Tensor:
     """Does what :func:`attend_visible` does, for a layer with a softcap or with sinks."""
     heads, new, width = q.shape

@@ -109,7 +109,7 @@ BUGS = (
         "a draft that began before the first token waits as long as one that did not",
         "drafting/parallel/worker_drafter.py",
         within="WorkerDrafter.commit",
-        find="$draft.next_count is None",
+        find="$draft.next_proposal_length is None",
         plant="False",
         tests=(
             "methods/test_hippo_schedule.py::test_the_head_start_is_as_long_as_the_targets_prefill",

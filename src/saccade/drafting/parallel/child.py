@@ -206,18 +206,20 @@ class JobRunner:
         judges the first ``count`` of these next, some of which may not be drafted yet. None means
         that the chain does not begin so, and all of it is dropped.
         """
-        for request, (tokens, next_count) in commits.items():
+        for request, (tokens, next_proposal_length) in commits.items():
             draft = self._drafts[request]
             self._session.commit({request: tokens})
             draft.chain = (
-                Tree() if next_count is None else chain_without_first(draft.chain, len(tokens))
+                Tree()
+                if next_proposal_length is None
+                else chain_without_first(draft.chain, len(tokens))
             )
             # The chain may have the tokens that are judged next, and after them those of one more
             # proposal, which is drafted while these are judged.
-            draft.limit = (next_count or 0) + self._job.shape.length
+            draft.limit = (next_proposal_length or 0) + self._job.shape.length
             draft.epoch += 1
             draft.answer_tokens += len(tokens)
-            if next_count is None:
+            if next_proposal_length is None:
                 draft.start = draft.answer_tokens
             # A paused draft stays so while its last token is in the chain. The first token of a
             # chain is always drawn, so an empty chain is not paused.

@@ -61,7 +61,9 @@ class DraftState:
     """The parent's record of one request's draft."""
 
     chain: Tree = Tree()  # the drafted tokens after the committed text
-    next_count: int | None = None  # tokens of the next proposal; None before the first proposal
+    next_proposal_length: int | None = (
+        None  # tokens of the next proposal; None before the first proposal
+    )
     # How many tokens the chain may have. Once there are proposals, these are the tokens of one
     # proposal and ``Chain.length`` more, which are drafted while the target verifies that proposal.
     limit: int = HEAD_START_TOKENS
@@ -229,21 +231,21 @@ class WorkerDrafter(Drafter, ParallelWork):
         drafts = {request: self._drafts[request] for request in states}
         limits = {}
         for request, draft in drafts.items():
-            if draft.next_count is None:
+            if draft.next_proposal_length is None:
                 # When sampling, the number must not depend on the draft's speed.
-                draft.next_count = self._length if self._samples else len(draft.chain)
-                draft.limit = limits[request] = draft.next_count + self._length
+                draft.next_proposal_length = self._length if self._samples else len(draft.chain)
+                draft.limit = limits[request] = draft.next_proposal_length + self._length
         if limits:
             self._send("limit", limits)
         if self._has_read_prompts:
-            wanted_counts = [(draft, draft.next_count or 0) for draft in drafts.values()]
+            wanted_counts = [(draft, draft.next_proposal_length or 0) for draft in drafts.values()]
             self._wait(
                 lambda: all(draft.can_propose(count) for draft, count in wanted_counts),
                 self._patience,
             )
         self._raise_if_failed()
         return {
-            request: self._chain(request, draft.next_count or 0)
+            request: self._chain(request, draft.next_proposal_length or 0)
             for request, draft in drafts.items()
         }
 
@@ -284,14 +286,14 @@ class WorkerDrafter(Drafter, ParallelWork):
             count = len(new)
             # Before the first proposal nothing is in flight. What is committed then is the first
             # token of the answer, which the target alone has chosen.
-            is_before_proposals = draft.next_count is None
+            is_before_proposals = draft.next_proposal_length is None
             unsent, unsent_count = self._unsent_commits.get(request, ([], 0))
             # A commit that makes the draft start anew and is not sent yet stays in force.
             must_start_anew = unsent_count is None
             # If the chain begins with the emitted tokens, what is left of it follows the committed
             # text.
             draft_still_holds = draft.chain.tokens[:count] == tuple(new) and not must_start_anew
-            next_count: int | None = None
+            next_proposal_length: int | None = None
             if draft_still_holds:
                 draft.chain = chain_without_first(draft.chain, count)
                 # A paused draft goes on once the whole chain is committed, because a shape never
@@ -300,16 +302,16 @@ class WorkerDrafter(Drafter, ParallelWork):
                 # The next proposal asks for as many tokens as the chain may have after the
                 # committed ones, whether they are drafted yet or not. If a chain may have 4 tokens
                 # and its first one was committed, it asks for 3.
-                next_count = 0 if is_before_proposals else max(0, draft.limit - count)
+                next_proposal_length = 0 if is_before_proposals else max(0, draft.limit - count)
             else:
                 draft.chain = Tree()
                 # The draft starts anew when it is sent this commit, which begins the next epoch.
                 draft.valid_from = draft.epoch + 1
                 draft.paused = False
             if not is_before_proposals:
-                draft.next_count = next_count or 0
-                draft.limit = draft.next_count + self._length
-            self._unsent_commits[request] = [*unsent, *new], next_count
+                draft.next_proposal_length = next_proposal_length or 0
+                draft.limit = draft.next_proposal_length + self._length
+            self._unsent_commits[request] = [*unsent, *new], next_proposal_length
         self._receive()
         if self._has_read_prompts:  # Until then commits wait.
             self._send_commits()

@@ -93,7 +93,7 @@ ACCEPTANCE_MEMORY = 0.98  # the factor by which sums of judged tokens decay in a
 # A rejected token counts as one judged token. It counts as more where the draft itself was unsure
 # of it, because the draft then knows little of the text: for each nat by which -log(confidence)
 # exceeds SURPRISE_NATS, ``trust`` is added. The trust, from 0 to 1, is learnt in this answer: the
-# probability that the draft's confidence predicts verdicts better than their mean rate does. With
+# probability that the draft's confidence predicts outcomes better than their mean rate does. With
 # a confidence of e^-5 and a trust of 0.5 the token counts as 1 + 0.5 (5 - 2) = 2.5 tokens.
 # Confidences below LEAST_CONFIDENCE are treated as LEAST_CONFIDENCE.
 SURPRISE_NATS = 2.0
@@ -200,7 +200,7 @@ class Auto(CostedShape):
     @property
     def offers(self) -> Capabilities:
         copies = {Capability.COPIES} if self.copies else set()
-        return frozenset({Capability.NO_DRAFT_MODEL, *copies})
+        return frozenset({Capability.WORKS_WITHOUT_DRAFT_MODEL, *copies})
 
     @property
     def branches(self) -> bool:
@@ -210,7 +210,10 @@ class Auto(CostedShape):
         return replace(self, runners_up=0)
 
     def prepare(
-        self, measure: Callable[[], Costs], memory: CostMemory | None = None, family: str = ""
+        self,
+        measure: Callable[[], Costs],
+        memory: CostMemory | None = None,
+        target_family: str = "",
     ) -> Shape:
         if self.costs is not None:
             return self
@@ -749,7 +752,7 @@ def _learn_from_draft(estimates: Estimates, round: Round) -> Estimates:
         # The first choice was rejected. It counts for more where the draft was unsure of it.
         excess_surprise = max(0.0, -log(max(confidences[first], LEAST_CONFIDENCE)) - SURPRISE_NATS)
         judged += estimates.acceptance.surprise.trust * excess_surprise
-        # One more verdict on the runners-up: whether one of them was accepted, and how likely that
+        # One more outcome, of the runners-up: whether one of them was accepted, and how likely that
         # was by the draft's confidence, given that its first choice was wrong.
         hits = int(accepted is not None)
         promised = sum(_share_of_rest(confidences[first], confidences[node]) for node in others)

@@ -149,7 +149,7 @@ def _estimate(target: Backbone, draft: Backbone, context: int) -> dict[str, Any]
     read."""
 
     def seconds(model: Backbone, keys: int) -> float:
-        step_bytes = model.step_bytes + keys * model.token_bytes
+        step_bytes = model.weight_bytes_per_step + keys * model.token_bytes
         return step_bytes / EXPECTED_BYTES_PER_SECOND[kind(model)]
 
     def kind(model: Backbone) -> str:

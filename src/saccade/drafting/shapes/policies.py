@@ -137,7 +137,10 @@ class CostedShape(Shape):
         return frozenset({Capability.COSTS})
 
     def prepare(
-        self, measure: Callable[[], Costs], memory: CostMemory | None = None, family: str = ""
+        self,
+        measure: Callable[[], Costs],
+        memory: CostMemory | None = None,
+        target_family: str = "",
     ) -> Shape:
         return self if self.costs is not None else replace(cast(Any, self), costs=measure())
 

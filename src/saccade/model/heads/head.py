@@ -163,7 +163,7 @@ class Head(Backbone):
         )
 
     @property
-    def step_bytes(self) -> float:
+    def weight_bytes_per_step(self) -> float:
         """The bytes of weights that a step reads."""
         parameter_counts = {name: each.numel() for name, each in self.module.named_parameters()}
         layer_weights = sum(

@@ -20,7 +20,7 @@ from saccade.model.kernels import Matrix, TunedMatrices, are_fp32_on_cpu, compil
 ALIGNMENT = 8  # Tensor cores read 16 bytes at once, which are this many numbers of two bytes.
 
 
-class Tower:
+class OutsideKernels:
     """The modules of a model that are outside its decoder, such as its vision tower.
 
     Hugging Face's modules say what is computed. While a prompt is read, faster kernels compute it:

@@ -24,7 +24,7 @@ from saccade.inputs.media.clip import make_clip
 from saccade.world import dialogues, drawing, scenes
 from saccade.world.train_draft.recipes import Kind
 
-EVAL_SEED = 10_000_000  # Training draws scenes of seeds below this one only.
+FIRST_EVAL_SEED = 10_000_000  # Training draws scenes of seeds below this one only.
 # How often each task is drawn for a video. The weights need not add up to 1.
 VIDEO_TASK_WEIGHTS = {"describe": 0.45, "events": 0.10, "qa": 0.15, "chat": 0.15}
 KIND_SHARES = {"video": 0.8, "image": 0.1, "diff": 0.1}  # How often each kind of medium is drawn.
@@ -145,7 +145,7 @@ class Samples(Dataset):
     def _sample(self, canvas: Canvas, rng: np.random.Generator) -> dict[str, Tensor]:
         """Returns one conversation up to one of its answers, whose tokens are the labels."""
         loaded = self._loaded
-        dialogue = draw_dialogue(canvas, int(rng.integers(EVAL_SEED)))
+        dialogue = draw_dialogue(canvas, int(rng.integers(FIRST_EVAL_SEED)))
         turns = dialogues.conversation(dialogue.scene, dialogue.task, dialogue.seed)
         last = int(rng.integers(len(turns)))
         frames = render_pictures(dialogue, canvas)
