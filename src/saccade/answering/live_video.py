@@ -47,7 +47,9 @@ from saccade.inputs.clip_cache import ClipCache
 from saccade.inputs.media import Clip, FrameSampling, Image, Source
 from saccade.inputs.questions import Dialogue, Pair
 
-SEGMENT_FRAMES = 4  # How many frames a segment has by default, before it is rounded up.
+# How many frames a segment has by default. The vision tower may join several frames into one, and
+# the number is rounded up to a multiple of these.
+SEGMENT_FRAMES = 4
 FILE_BLOCK_SECONDS = 10.0  # So many seconds of a file are decoded at once.
 LONGEST_SLEEP_SECONDS = 0.2  # A thread that waits looks at the clock at least this often.
 TIME_ROUNDING_SECONDS = 1e-6  # A frame may be so much older than the last one, by rounding.
@@ -283,7 +285,8 @@ class Live(AbstractContextManager["Live"]):
 
     @property
     def kept_seconds(self) -> tuple[float, float]:
-        """The times of the oldest and the latest frame that is kept, in seconds."""
+        """The times of the oldest and the latest frame in a segment, in seconds; (0, 0) if there is
+        no segment. Frames that wait do not count."""
         segments = self.segments
         if not segments:
             return 0.0, 0.0
@@ -398,8 +401,8 @@ class Live(AbstractContextManager["Live"]):
             return self._encode_window(question)[0]
 
     def _take_all_frames(self) -> None:
-        """Makes segments of all frames that wait. Raises OptionError while an answer is under way,
-        and where no frame has come."""
+        """Makes segments of all frames that wait, and drops the oldest segments where they overflow
+        the window. Raises OptionError while an answer is under way, and where no frame has come."""
         self._finish_turn()
         if self._question_under_way is not None:
             raise OptionError("the last answer is under way: exhaust its stream or close it")
@@ -454,13 +457,17 @@ class Live(AbstractContextManager["Live"]):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the source has no more frames."""
+        """Whether the source has no more frames, has failed, or is watched no longer.
+
+        It stays False where there is no source, because frames are given to :meth:`append`.
+        """
         return self._ended.is_set()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Waits until the source has ended, or so many seconds. Returns whether it has ended.
 
-        Raises what the source raised.
+        None waits as long as it takes, and without a source that is forever. Raises what the source
+        raised.
         """
         ended = self._ended.wait(seconds)
         self._raise_error()
@@ -497,6 +504,9 @@ class Live(AbstractContextManager["Live"]):
 
 def frames_of(source: Source | Iterable[Any], fps: float, realtime: bool) -> Iterator[Timed]:
     """Yields the frames of a file with their times, or those of an iterable as they come.
+
+    ``fps`` frames a second are taken of a file. The frames of an iterable get times that are 1 /
+    ``fps`` seconds apart.
 
     A file is decoded in blocks of a few seconds. With ``realtime`` its frames come at the speed at
     which it plays. Where decoding takes longer than that they come later, and none is left out.

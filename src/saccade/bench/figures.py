@@ -54,7 +54,11 @@ def draw_figures(folder: Path, suite: str, answers: Sequence[Answer]) -> list[Pa
 
 
 def speed_figure(by_method: AnswersByMethod) -> Figure | None:
-    """Draws speed over plain decoding with 95 % intervals, for decoding and for whole answers."""
+    """Draws each method's median speed over plain decoding, of decoding and of whole answers, with
+    95 % intervals. Returns None if there is no other method.
+
+    The answers of plain decoding must be among ``by_method``.
+    """
     plain = by_method[BASELINE]
     rows = {name: answers for name, answers in by_method.items() if name != BASELINE}
     if not rows:
@@ -89,7 +93,10 @@ def speed_figure(by_method: AnswersByMethod) -> Figure | None:
 
 
 def stages_figure(by_method: AnswersByMethod) -> Figure | None:
-    """Draws the mean seconds of an answer by stage."""
+    """Draws the mean seconds of an answer by stage, for each method whose answers have rounds.
+
+    Peers have none, so their stages are unknown. Returns None if no method has rounds.
+    """
     rows = {
         name: answers
         for name, answers in by_method.items()
@@ -122,7 +129,8 @@ def positions_figure(by_method: AnswersByMethod) -> Figure | None:
     """Draws how often each position of a draft is accepted, where the draft went that deep.
 
     Positions after ``MAX_POSITIONS`` are left out, because a parallel draft's first round may be
-    very long.
+    very long. Methods whose drafts were never deeper than one token are left out too. Returns None
+    if no method is left.
     """
     rows = {
         name: shares_by_position

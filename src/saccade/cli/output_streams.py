@@ -29,8 +29,9 @@ LOOK_ALIKES = {
 def replace_missing(error: UnicodeError) -> tuple[str, int]:
     """Replaces characters that an encoding lacks.
 
-    Lines and arrows become look-alikes. Any other character is escaped as in JSON, so that a
-    printed JSON object stays valid.
+    Those in ``LOOK_ALIKES``, such as lines and arrows, become look-alikes. Any other character is
+    escaped as in JSON, so that a printed JSON object stays valid. Returns the replacement, and the
+    place in the text where encoding goes on.
     """
     assert isinstance(error, UnicodeEncodeError)
     replaced = error.object[error.start : error.end].translate(LOOK_ALIKES)

@@ -147,7 +147,8 @@ class Provides:
     axes: Mapping[str, Axis] = field(default_factory=dict)  # more axes, for fields of these parts
 
     def __post_init__(self) -> None:
-        """Raises MethodError for parts that could not be chosen by their names."""
+        """Raises MethodError for recipes, views or shape families that could not be chosen by their
+        names. The names of shapes, drafters, weights and axes are not checked."""
         for field_name, kind in (("recipes", Recipe), ("views", View)):
             parts = getattr(self, field_name)
             if not isinstance(parts, tuple) or not all(isinstance(e, kind) for e in parts):

@@ -39,8 +39,12 @@ class RepetitionIndex:
         """Returns up to ``count`` tokens that followed the last earlier occurrence of the text's
         ending; None where the ending is new, or where the token after it must not be copied.
 
-        Copied tokens that reach the end of the text start again from the first copied one. After
-        the text 7 8 9 1 7 8 9, the copy is 1 7 8 9 1 7 8 9 ...
+        The ending is the last ``SHORTEST_MATCH`` tokens. The result's ``match_length`` says how
+        many tokens match in all, counted up to ``LONGEST_MATCH``.
+
+        The copy ends before the first token that must not be copied. Copied tokens that reach the
+        end of the text start again from the first copied one. After the text 7 8 9 1 7 8 9, the
+        copy is 1 7 8 9 1 7 8 9 ...
         """
         self._read(text)
         place = self._next_places.get(tuple(text[-SHORTEST_MATCH:]))

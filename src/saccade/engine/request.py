@@ -326,7 +326,7 @@ class Request:
         """Returns whether this request has the same first picture and the same first video as an
         earlier request of the conversation.
 
-        ``earlier`` are the ``media`` of that request.
+        ``earlier`` are the ``media`` of that request. If it had none, the answer is True.
         """
         media = self.media
         grid_names = {name: f"{kind}_grid_thw" for kind, name in PIXELS.items()}
@@ -386,11 +386,13 @@ class Request:
     ) -> bool:
         """Returns whether the target's device has memory for this request's caches.
 
-        A target on several devices is taken to fit, since its share of each is unknown.
+        On a target that is spread over several devices a request is taken to fit, since it is
+        unknown how much of its caches each device gets.
 
         Args:
             others: requests that have no caches yet and for which there must be room as well.
-            hidden_layers: the hidden states that are stored for each token, for a draft head.
+            hidden_layers: the layers whose hidden states are stored for each token, for a draft
+                head (see ``HiddenStates.layers``).
             keeps_all_keys: whether layers with a window keep the keys behind it.
         """
         if len(set(target.devices)) > 1:

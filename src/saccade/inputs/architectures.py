@@ -44,7 +44,11 @@ KEY_PROJECTION = "layers.*.self_attn.k_proj"
 
 
 def model_class(config: Any) -> Any:
-    """Returns the class that loads a checkpoint. Raises ModelError if the model writes no text."""
+    """Returns the class that loads a checkpoint.
+
+    Raises ModelError for a model that neither transformers nor its own code loads as one that
+    writes text. An encoder-decoder such as T5 is among these.
+    """
     if config.model_type in TEXT_PARTS:
         return TEXT_PARTS[config.model_type]
     if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
@@ -97,7 +101,10 @@ def reads_text_only(config: Any) -> bool:
 
 
 def local_device(device: str | None) -> str | None:
-    """Returns the device, or this process's own GPU where none is given and there are GPUs."""
+    """Returns the device, or this process's own GPU where no device is given and there are GPUs.
+
+    The number of the GPU is that of torchrun's ``LOCAL_RANK``. Returns None where there is no GPU.
+    """
     if device is not None or not torch.cuda.is_available():
         return device
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"

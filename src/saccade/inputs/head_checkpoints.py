@@ -121,7 +121,8 @@ def load_own_head(name: str, target: Backbone) -> Head | None:
 
     Its tensors are read from the checkpoint's files, because transformers does not load them.
     Tensors in few bits are unpacked. Where a file cannot be read or the head cannot be used, this
-    warns and returns None, since the target works without a head.
+    warns and returns None, since the target works without a head. It returns None without a warning
+    if the checkpoint itself cannot be fetched.
     """
     try:
         folder = fetch_folder(name, ("*.safetensors",))
@@ -167,7 +168,11 @@ def _keys(file: Path) -> list[str]:
 
 
 def _read_all(folder: Path, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Yields every tensor of a checkpoint with its name."""
+    """Yields every tensor of a head's checkpoint with its name.
+
+    Files of PyTorch are read only where there are no safetensors. The mask embedding may be in a
+    file of its own, and is yielded last. Raises ModelError for a file that cannot be read.
+    """
     safetensors_files = sorted(folder.glob("*.safetensors"))
     try:
         for file in safetensors_files:

@@ -300,7 +300,8 @@ class PackingMethod:
     layouts: tuple[Layout, ...]
     packages: tuple[str, ...]
     find_problem: Callable[[Settings], str | None]
-    """Returns what of its settings cannot be unpacked, or None."""
+    """(``quantization_config``) -> what cannot be unpacked, in words such as "3 bits"; None if all
+    can be."""
 
 
 def _awq_problem(settings: Settings) -> str | None:
@@ -415,10 +416,10 @@ def config_as_loaded(config: Any, place: torch.device | None, *, is_draft: bool 
 
 
 def unpack_folder(folder: Path, packing: Packing, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns all tensors of a checkpoint by name, with packed matrices as plain ones of ``dtype``.
+    """Returns the tensors of a checkpoint by name, with packed matrices as plain ones of ``dtype``.
 
-    Other tensors stay as they are. Raises ModelError where a part of a matrix is missing or has a
-    shape that does not belong to the others.
+    Those that match ``UNUSED`` are left out, and all others stay as they are. Raises ModelError
+    where a part of a matrix is missing or has a shape that does not belong to the others.
     """
     with ExitStack() as stack:
         files: dict[str, Any] = {}

@@ -122,6 +122,7 @@ def ask(
         parts: the parts of the user's first message, in the form of chat templates. They replace
             that message, documents and question included, so media may stand between its words.
         last: the parts of the user's last message, in the same form. They replace ``question``.
+            Without ``history`` this is also the first message, which ``parts`` replace instead.
         system: a system message before all others.
     """
     processor = loaded.processor
@@ -203,7 +204,7 @@ def batch_inputs(loaded: Loaded, requests: Sequence[Inputs]) -> Inputs:
         raise OptionError(f"{loaded.name} cannot read videos and pictures in one batch")
 
     def pad(one: Inputs, name: str) -> torch.Tensor:
-        if one[name].shape != one["input_ids"].shape:  # It has no entry for each token.
+        if one[name].shape != one["input_ids"].shape:  # Pixels do not have one entry per token.
             return one[name]
         missing = longest - one[name].shape[1]
         return torch.nn.functional.pad(one[name], (missing, 0), value=fill_values.get(name) or 0)
@@ -371,7 +372,8 @@ def template_ids(
 ) -> list[int]:
     """Returns the ids of a conversation before images and videos are expanded into their tokens.
 
-    The conversation is that of :func:`conversation_inputs`.
+    The conversation is that of :func:`conversation_inputs`. The tokenizer may add special tokens
+    around it, such as one at the beginning, also where ``conversation_inputs`` adds none.
     """
     text, placeholders = _render(name, processor, turns, (), continues_last_turn)
     tokenizer = getattr(processor, "tokenizer", processor)

@@ -84,7 +84,8 @@ PROBED_NODES = 2  # A size with room for earlier nodes is tried with this many o
 def can_be_captured(backbone: Backbone) -> bool:
     """Returns whether the steps of a model whose layers have states can be captured.
 
-    All its modules must be the library's, unchanged, on one device.
+    It must be of one of the ``CAPTURABLE_MODEL_TYPES``. All its modules must be those of torch and
+    transformers, unchanged, on one device.
     """
     # If this is only the first layers of a model (``Backbone.first_layers``), perhaps none of them
     # has keys. They can be captured all the same if the whole model, whose pool they use, has
@@ -114,10 +115,11 @@ class RecurrentSize(Size):
 
 
 class StaticStates:
-    """The states that captured forwards of one number of requests read and leave behind.
+    """The states that captured forwards read and leave behind.
 
-    Forwards start from ``committed_states``. ``states_after`` are the states after the rows that a
-    forward commits. All tensors are ``[layer, request, ...]``.
+    All forwards with the same number of requests share them. Forwards start from
+    ``committed_states``. ``states_after`` are the states after the rows that a forward commits. All
+    tensors are ``[layer, request, ...]``.
     """
 
     def __init__(self, empty: State, requests: int) -> None:
@@ -196,8 +198,9 @@ class StaticRows:
                 _copy_updates(target, states.earlier_of_all_layers(count))
 
     def take(self, segments: Sequence[Segment]) -> None:
-        """Gives the requests copies of what the forward left behind, which the next one overwrites:
-        the states after the committed rows, and the updates of all nodes, earlier ones included."""
+        """Gives the requests copies of what the forward left behind: the states after the committed
+        rows, and the updates of all nodes, earlier ones included. The next forward overwrites the
+        originals."""
         for request, segment in enumerate(segments):
             states, committed = segment.cache.states, segment.committed_rows
             assert states is not None
@@ -379,6 +382,8 @@ class StaticRows:
 
 def solve_in_blocks(overlap: Float[Tensor, "*batch row row"], right: Tensor) -> Tensor:
     """Returns x, where (1 + L) x = ``right`` and L is the part of ``overlap`` below its diagonal.
+
+    ``right`` and x are [*batch, row, column].
 
     This is the triangular system of a tree's rows. It is solved by products of matrices alone,
     because these can be captured on every GPU.

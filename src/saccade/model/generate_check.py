@@ -308,8 +308,8 @@ def _logits_differ(
     """Returns whether our logits differ from ``generate``'s by more than rounding explains.
 
     Both have a row of logits after the prompt, and one after each forced token but the last. Ours
-    come from three forwards: over the prompt, over the first token, and over a chain of the others,
-    as a draft is scored.
+    come from three forwards: over the prompt, over the first token, and over a chain of the tokens
+    between the first and the last, as a draft is scored.
     """
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     session = Session(target, [Sampling()], room=STEPS, cuda_graphs=False)
@@ -340,7 +340,7 @@ def _agree(
     ``MAX_DEEP_FACTOR`` times the usual rounding there, if they point in nearly the same direction.
     """
     usual = MAX_ROUNDING_DIFFERENCE.get(dtype, MAX_ROUNDING_DIFFERENCE[torch.bfloat16])
-    # The largest difference in each row, as a share of the row's largest logit.
+    # The largest difference in each row, as a share of the row's largest absolute logit.
     share = (our_logits - generated_logits).abs().amax(1) / generated_logits.abs().amax(1)
     if dtype not in (torch.bfloat16, torch.float16):
         return share <= usual

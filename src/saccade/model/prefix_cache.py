@@ -61,7 +61,7 @@ class PrefixCache:
             return self._entries[key][0]
 
     def put(self, key: Hashable, value: Any, size: int) -> None:
-        """Stores a value of ``size`` bytes and drops old values until all fit.
+        """Stores a value of ``size`` bytes, and drops the least recently used until all fit.
 
         A value that is larger than the whole cache is not stored.
         """
@@ -120,7 +120,11 @@ class PrefixCache:
         return moved
 
     def digest(self, *values: Any) -> bytes:
-        """Returns :func:`digest` of values; reads a tensor again only after it was written to."""
+        """Returns :func:`digest` of values.
+
+        A tensor is read again only after it was written to. One that was made in inference mode is
+        read every time.
+        """
         return digest(*values, tensor_digest=self._remembered_digest)
 
     def _remembered_digest(self, tensor: Tensor) -> bytes:
@@ -143,7 +147,7 @@ class CachedPrompt:
 
     owner: object  # the model that computed the keys
     prompt: Prompt
-    ids: Tensor  # of its rows
+    ids: Tensor  # the token id of each row of the prompt
     cache: Cache
 
 
@@ -156,7 +160,9 @@ class ModelPrefixes:
     def copy_longest(self, prompt: Prompt, cache: Cache, max_rows: int) -> tuple[int, Hashable]:
         """Copies the longest stored prefix of a prompt, ``max_rows`` at most, to an empty cache.
 
-        Returns the number of rows and the key of the stored prompt; (0, None) where there is none.
+        Returns the number of copied rows and the key of the stored prompt; (0, None) where no
+        stored prompt begins in the same way. Layers with a recurrent state have it for some lengths
+        only. So fewer rows may be copied than agree, even none of them.
         """
         ids = _row_ids(prompt)
         best_rows = 0
@@ -276,7 +282,10 @@ CallInterceptor = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, 
 
 @contextmanager
 def cache_preprocessing(processor: Any, prefix_cache: PrefixCache | None) -> Iterator[None]:
-    """While this lasts a processor does not process the same pictures and videos again."""
+    """While this lasts a processor does not process the same pictures and videos again.
+
+    Without a prefix cache it processes them as usual.
+    """
     with ExitStack() as stack:
         for preprocessor in (vars(processor).get(name) for name in PREPROCESSORS):
             if prefix_cache is not None and preprocessor is not None:
@@ -343,8 +352,11 @@ def _tensor_digest(value: Tensor) -> bytes:
 
 
 def digest(*values: Any, tensor_digest: Callable[[Tensor], bytes] = _tensor_digest) -> bytes:
-    """Returns a digest of values: tensors and arrays by their bytes, sequences and mappings by
-    their items, anything else by its ``repr``."""
+    """Returns a digest of values.
+
+    Tensors and arrays count by their types, shapes and bytes, bytes by themselves, lists, tuples
+    and dicts by their items, and anything else by its ``repr``.
+    """
     hasher = hashlib.blake2b(digest_size=20)
     _add_to_digest(hasher, values, tensor_digest)
     return hasher.digest()

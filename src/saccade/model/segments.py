@@ -46,7 +46,8 @@ class Segment:
     committed_rows: int = 0  # how many of the first tokens are committed once the forward has ended
     scored_nodes: int = 0  # how many of the tree's first nodes earlier forwards have scored
     last_visible_row: Int[Tensor, " new"] | None = None
-    """For each token, the last row of ``cache`` that it sees; None where no token sees a later one.
+    """For each token, the last row of ``cache`` that it sees; None where no token sees a row that
+    comes after its own.
 
     Tokens with the same last row see each other, for example those of a picture that is read in
     both directions."""
@@ -96,7 +97,11 @@ class HiddenStateWriter:
         return not self.layers.isdisjoint({depth, AFTER_NORM})
 
     def write(self, layer: int, hidden: Float[Tensor, "all width"]) -> None:
-        """Writes a layer's hidden states of every row of the forward, where they are needed."""
+        """Writes hidden states of every row of the forward to those caches that store them.
+
+        ``layer`` is a number n for the input of layer n, or ``AFTER_NORM``, as in
+        ``HiddenStates.layers``.
+        """
         if layer not in self.layers:
             return
         for segment in self._segments:

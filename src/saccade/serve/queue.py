@@ -34,7 +34,10 @@ DURATION_WEIGHT = 1 / 4  # The weight of the latest answer in the average time o
 
 
 def busy_error(seconds: int) -> ApiError:
-    """Returns the error for a client when no slot is free; ``seconds`` says when one may be."""
+    """Returns the error for a client when too few slots are free.
+
+    ``seconds`` is in how many seconds enough may be free.
+    """
     message = f"all slots are taken: try again in {seconds} s"
     return ApiError(429, message, headers={"Retry-After": str(seconds)})
 
@@ -178,7 +181,11 @@ class RequestQueue:
             return not self._stopping
 
     def _admit(self) -> None:
-        """Starts waiting requests in the order in which they came, as long as they fit."""
+        """Starts waiting requests in the order in which they came, as long as they fit into memory.
+
+        Where no request runs, no memory will be freed either. The first one is then started anyway,
+        and gets the error if memory does not suffice.
+        """
         while self._waiting and len(self._running) < self.max_running:
             request = self._waiting[0]
             if self._running and not self._engine.fits(request.request):

@@ -34,7 +34,7 @@ class ServerSettings(ModelsAndMethod):
     max_waiting: int = 32  # Requests that may wait beside them.
     timeout_seconds: float = 600.0  # How long an answer may take.
     max_choices: int = 8  # The largest ``n``.
-    max_answer_tokens: int = 2048
+    max_answer_tokens: int = 2048  # The most that a request may ask for, and the default.
     max_body_bytes: int = 256 << 20
     prefix_cache_bytes: int = 2 << 30  # For media and prompts of earlier requests; 0 keeps none.
     # Whether drafted answers equal those of plain decoding (the method ``ar``) bit for bit, also in

@@ -156,8 +156,11 @@ class PageConversation:
             return self._conversation
 
     def html(self, tab: str, question: str = "", answer: str = "") -> str:
-        """Returns the conversation as HTML, the latest exchange first. ``question`` is being
-        answered, and ``answer`` is its text so far."""
+        """Returns the conversation as HTML, the latest exchange first; "" for a tab that has none.
+
+        ``question`` is being answered, and ``answer`` is the answer's text so far. Where no
+        question is being answered, both are empty.
+        """
         conversation = self._conversation
         if conversation is None or conversation.tab != tab:
             return ""

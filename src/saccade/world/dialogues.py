@@ -129,7 +129,7 @@ def _moving_objects(scene: Scene, rng: np.random.Generator) -> Words:
 
 
 def _first_or_last_event(scene: Scene, rng: np.random.Generator) -> Words:
-    """Draws "first" or "last", and tells that event of the scene."""
+    """Draws "first" or "last", and tells that event of the scene, or that nothing happens."""
     which, index = _pick(rng, (("first", 0), ("last", -1)))
     clause = (
         event_clause(scene, scene.events[index]) + "." if scene.events else voice_of(scene).nothing
@@ -175,8 +175,9 @@ def _existence(scene: Scene, rng: np.random.Generator) -> Words:
 
 
 def _relation(scene: Scene, rng: np.random.Generator) -> Words | None:
-    """Draws two objects that are visible at the start, and answers whether the first starts above,
-    or left of, the second; None where fewer are visible."""
+    """Draws two objects that are visible at the start, and answers whether the first starts above
+    the second; None where fewer are visible. Of two objects in one row, the question is whether the
+    first starts to the left of the second."""
     visible = [s.index for s in visible_states(scene, 0.0)]
     order = [visible[int(i)] for i in rng.permutation(len(visible))[:2]]
     if len(order) < 2:

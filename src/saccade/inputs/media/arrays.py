@@ -52,8 +52,9 @@ def picture_clip(picture: PILImage.Image | np.ndarray, channels_first: bool = Fa
 def frames_clip(frames: Frames, sampling: FrameSampling, limits: Limits | None = None) -> Clip:
     """Returns frames as the clip of a video.
 
-    ``sampling.fps`` is the rate of the given frames, in frames a second. The clip has all frames
-    from ``sampling.start`` to ``sampling.end``, unless ``sampling.num_frames`` is set.
+    ``sampling.fps`` is the rate of the given frames, in frames a second, by default
+    ``DEFAULT_SEQUENCE_FPS``. The clip has all frames from ``sampling.start`` to ``sampling.end``,
+    unless ``sampling.num_frames`` is set. Raises VideoInputError where there are no frames.
     """
     if not len(frames):
         raise bad_option("there are no frames: give at least one")
@@ -63,7 +64,10 @@ def frames_clip(frames: Frames, sampling: FrameSampling, limits: Limits | None =
 
 
 def is_picture(array: np.ndarray) -> bool:
-    """Returns whether an array is one picture and not the frames of a video."""
+    """Returns whether an array is one picture and not the frames of a video.
+
+    An array of three axes is one picture, so grey frames need an axis of one channel.
+    """
     return array.ndim < 4
 
 
@@ -71,8 +75,9 @@ def rgb_frames(array: np.ndarray, channels_first: bool = False) -> Frames:
     """Returns the pixels of a picture or a video as bytes of [frame, height, width, 3].
 
     The array is [height, width], or has one axis of 1, 3 or 4 channels, which comes last or before
-    height and width. Where both are possible ``channels_first`` decides. Numbers are 0 to 255, or
-    floats from 0 to 1. Raises VideoInputError for another array.
+    height and width. Where both are possible ``channels_first`` decides. A video has an axis of
+    frames before these. Whole numbers are 0 to 255, and floats 0 to 1. Raises VideoInputError for
+    another array.
     """
     pixels = _bytes(array)
     # A grey picture gets an axis of one channel, and a picture becomes a video of one frame.

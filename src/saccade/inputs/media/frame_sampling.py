@@ -91,7 +91,11 @@ def sample(
 def _moments(
     frame_source: FrameSource, sampling: FrameSampling, limits: Limits
 ) -> tuple[Seconds, float]:
-    """Returns the moments to sample, in seconds, and the rate at which they follow each other."""
+    """Returns the moments to sample, in seconds, and how many of them there are a second.
+
+    Raises VideoInputError for a start after the end of the source, for a number of frames above
+    ``limits`` that was asked for (at a rate fewer are taken), and for a frame that is too large.
+    """
     start = sampling.start or 0.0
     end = min(sampling.end or math.inf, frame_source.duration)
     if start >= frame_source.duration:

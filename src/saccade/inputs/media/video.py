@@ -115,8 +115,8 @@ class Video:
     def fetch(self, numbers: Sequence[int]) -> Iterator[tuple[int, Image]]:
         """Yields each of these frame numbers, which ascend, with its frame.
 
-        Decoding starts at the keyframe before a requested frame. Packets that no requested frame
-        needs are skipped.
+        A frame that cannot be decoded is left out. Decoding starts at the keyframe before a
+        requested frame. Packets that no requested frame needs are skipped.
         """
         ascending = list(numbers)
         todo = ascending[::-1]  # The next frame to yield is the last entry.
@@ -233,9 +233,10 @@ class Video:
 def _upright(image: Image, matrix: Any) -> Image:
     """Returns the image as a player displays it: turned by whole quarters, mirrored, or both.
 
-    ``matrix`` has FFmpeg's nine 32-bit integers a, b, u, c, d, v, x, y, w. They move the pixel
-    (x, y) to (ax + cy, bx + dy). Two things count here: if b and c are larger than a and d, x and y
-    change places, and a negative factor mirrors.
+    ``matrix`` has nine 32-bit integers of FFmpeg; None leaves the image as it is. Of these, a, b, c
+    and d are the numbers 0, 1, 3 and 4. They move the pixel (x, y) to (ax + cy, bx + dy). Two
+    things count here: if b and c are larger than a and d, x and y change places, and a negative
+    factor mirrors.
     """
     if matrix is None:
         return image
