@@ -7,9 +7,11 @@ import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -285,6 +287,25 @@ def test_frames_of_a_file_keep_their_distance(tmp_path: Path, fps: float):
     whole = saccade.inputs.media.read(path, saccade.inputs.media.FrameSampling(fps=fps))
     times = [time for _, time in _frames_of_file(path, fps)]
     assert times == pytest.approx(whole.timestamps.tolist())
+
+
+@pytest.mark.parametrize(("rate", "count", "fps"), [(24000 / 1001, 300, 30.0), (0.35, 12, 1.0)])
+def test_a_frame_that_two_blocks_share_comes_once(
+    rate: float, count: int, fps: float, tmp_path: Path
+) -> None:
+    """Claim: of a file with fewer frames a second than are taken, each frame comes once, also where
+    a new block of the file is read while it is seen."""
+    path = tmp_path / "slow.mp4"
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream("mpeg4", rate=Fraction(rate).limit_denominator(2000))
+        stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv420p"
+        for number in range(count):
+            picture = np.full((64, 64, 3), 20 + 40 * (number % 5), np.uint8)
+            for packet in stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")):
+                file.mux(packet)
+        for packet in stream.encode():
+            file.mux(packet)
+    assert len(list(_frames_of_file(path, fps))) == count
 
 
 def test_what_a_source_raises_is_raised_to_who_asks():

@@ -535,7 +535,7 @@ def _frames_of_file(source: Any, fps: float) -> Iterator[Timed]:
     """
     frames_per_block = max(1, int(FILE_BLOCK_SECONDS * fps))
     frame_count = 0
-    last = -1.0  # the time of the frame that was yielded last
+    last: Timed | None = None  # The frame that was yielded last, with its time.
     duration = FILE_BLOCK_SECONDS  # Until the first block is read, the file's is not known.
     while frame_count / fps < duration:
         start = frame_count / fps
@@ -543,10 +543,25 @@ def _frames_of_file(source: Any, fps: float) -> Iterator[Timed]:
         clip = media.read(source, FrameSampling(fps=fps, start=start, end=stop))
         duration = clip.duration
         for frame, time in zip(clip.frames, clip.timestamps.tolist(), strict=True):
-            if time > last:  # A frame that two blocks share is yielded once.
-                yield frame, time
-                last = time
+            if last is None or not _is_shared(frame, time, last, start, clip.fps < fps):
+                last = frame, time
+                yield last
         frame_count += frames_per_block
+
+
+def _is_shared(
+    frame: Image, time: float, last: Timed, block_start: float, has_fewer_frames: bool
+) -> bool:
+    """Returns whether a frame of a block is the ``last`` one of the block before.
+
+    ``has_fewer_frames`` says that the file has fewer frames a second than are taken. Then the frame
+    that is seen when a block starts may have appeared before, and it has the block's start as its
+    time.
+    """
+    last_frame, last_time = last
+    if time <= last_time:
+        return True
+    return has_fewer_frames and time == block_start and bool((frame == last_frame).all())
 
 
 def _picture(frame: Any) -> Image:

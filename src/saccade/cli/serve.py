@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -226,9 +227,12 @@ def run_server(
 def _parse_size(size: str) -> int:
     """Returns the bytes of a size such as 2GiB, 500MB or 1000. Raises OptionError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) *(?:([kmgt])(i?)b?|b)?", size.strip().lower())
-    if match is None:
-        raise OptionError(f"--prefix-cache {size} is no size: write 2GiB, 500MB or 0")
-    number, prefix, binary = match.groups()
-    base = 1024 if binary else 1000
-    power = " kmgt".index(prefix or " ")  # 0 without a prefix, 1 for k, 2 for m and so on.
-    return int(float(number) * base**power)
+    count = math.inf
+    if match is not None:
+        number, prefix, binary = match.groups()
+        base = 1024 if binary else 1000
+        power = " kmgt".index(prefix or " ")  # 0 without a prefix, 1 for k, 2 for m and so on.
+        count = float(number) * base**power
+    if math.isinf(count):  # The number may have hundreds of digits.
+        raise OptionError(f"--prefix-cache {size[:40]} is no size: write 2GiB, 500MB or 0")
+    return int(count)
