@@ -285,6 +285,7 @@ def test_fingerprint(embedded: Embedded) -> None:
         replace(plan, max_new_tokens=13),
         replace(plan, suites=(CHAT,)),
         replace(plan, shard=(0, 2)),
+        replace(plan, model_options=(("quantize", "bnb-4bit"),)),
     ]
     fingerprints = [key(plan), *map(key, others), key(plan, None)]
     assert len(set(fingerprints)) == len(fingerprints)

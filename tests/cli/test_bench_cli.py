@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from saccade.bench import runner
+from saccade.core.errors import OptionError
 from saccade.world import suites
 
 Call = Callable[..., tuple[int, str, str]]
@@ -129,3 +130,21 @@ def test_an_empty_shard_is_no_error(call: Call, tmp_path: Path) -> None:
     code, _, messages = call("bench", *words)
     assert code == 0, messages
     assert len(rows(tmp_path / "run")) == 1 and (tmp_path / "run" / "report.md").exists()
+
+
+def test_options_that_decide_what_a_model_answers_are_part_of_the_plan(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim: a run is not resumed with other weights, positions or captions, and the defaults leave
+    the plan as it is."""
+    plans: list[runner.Benchmark] = []
+
+    def stop(plan: runner.Benchmark, *given: Any, **more: Any) -> Any:
+        plans.append(plan)
+        raise OptionError("this is enough")
+
+    monkeypatch.setattr(runner, "run_benchmark", stop)
+    for number, options in enumerate(([], ["--positions", "library", "--captioner", "shapes"])):
+        assert call("bench", "--methods", "ar", "--out", tmp_path / str(number), *options)[0] == 2
+    assert plans[0].model_options == ()
+    assert dict(plans[1].model_options) == {"positions": "library", "captioner": "shapes"}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers as hf
 
 from lab import checkpoints
@@ -209,6 +210,27 @@ def test_a_draft_device_needs_a_draft(call: Call, folders: tuple[Path, Path]) ->
         loading.load_pair(str(folders[0]), None, draft_device="cpu")
     assert " ".join(str(refusal.value).split()) in " ".join(message.split())
     assert call("doctor", *alone, "--draft", folders[1])[0] == 0
+
+
+def test_one_gpu_under_two_names_is_one(
+    call: Call, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim: "cuda" and "cuda:0" are one GPU, whose memory both models share. Control: "cuda:1" is
+    another."""
+    free_bytes: list[int | None] = []
+
+    def stop(*parts: Any, **facts: Any) -> Any:
+        free_bytes.append(facts["draft_free_bytes"])
+        raise OptionError("this is enough")
+
+    monkeypatch.setattr(loading, "pick_device", torch.device)
+    monkeypatch.setattr("saccade.model.memory.available_bytes", lambda place: 1 << 30)
+    monkeypatch.setattr("saccade.bench.hardware.pair_fit.examine", stop)
+    target, draft = folders
+    for place in ("cuda:0", "cuda:1"):
+        devices = "--device", "cuda", "--draft-device", place
+        assert call("doctor", "--target", target, "--draft", draft, *devices)[0] == 2
+    assert free_bytes == [None, 1 << 30]
 
 
 def test_a_folder_with_nothing(call: Call, tmp_path: Path) -> None:

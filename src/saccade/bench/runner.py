@@ -69,6 +69,9 @@ class Benchmark:
     temperature: float = 0.0  # 0 is greedy.
     # Items answered in one batch. In a batch only the first question of each item is asked.
     batch: int = 1
+    # What else decides which models answer, and is not as by default, such as ("quantize",
+    # "bnb-4bit").
+    model_options: tuple[tuple[str, str], ...] = ()
 
     def items(self) -> Iterator[tuple[Suite, Item]]:
         """Yields the items of this shard.
@@ -102,6 +105,8 @@ class Benchmark:
             plan["temperature"] = self.temperature
         if self.batch > 1:
             plan["batch"] = self.batch
+        if self.model_options:
+            plan["model_options"] = dict(self.model_options)
         fingerprint = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
         return {"plan": plan, "fingerprint": fingerprint, "environment": environment()}
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from saccade.bench.suites.types import Suite
 
 DEFAULT_SUITE = "shapes-caption"
+# Options besides the models' names that decide what is answered. A run is only resumed with the
+# same ones.
+MODEL_OPTIONS = ("quantize", "draft_quantize", "positions", "captioner")
 DEFAULT_METHODS = "ar,auto,sd,specvlm,specvlm/shape=fit,sage,hf,hf-assisted-seeing"
 
 bench_app = typer.Typer(
@@ -115,6 +118,11 @@ def bench(
         exact=exact,
         temperature=temperature,
         batch=batch,
+        model_options=tuple(
+            (name, str(value))
+            for name, value in (*settings.load, ("captioner", settings.captioner))
+            if name in MODEL_OPTIONS and value not in (None, "auto")
+        ),
     )
 
     with (

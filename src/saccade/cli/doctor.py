@@ -134,6 +134,9 @@ def doctor(
     target_model = target, as_loaded(target_model[1], target_place)
     if draft_model is not None and head_kind is None:
         draft_model = draft_model[0], as_loaded(draft_model[1], draft_place, is_draft=True)
+    # "cuda" without a number is the first GPU.
+    target_index, draft_index = target_place.index or 0, draft_place.index or 0
+    is_one_device = target_place.type == draft_place.type and target_index == draft_index
     free_bytes = available_bytes(target_place)
     draft_free_bytes = available_bytes(draft_place)
     if memory is not None:
@@ -146,7 +149,7 @@ def doctor(
         dtype=precision,
         device=target_place.type,
         free_bytes=free_bytes,
-        draft_free_bytes=None if draft_place == target_place else draft_free_bytes,
+        draft_free_bytes=None if is_one_device else draft_free_bytes,
         draft_device=draft_place.type,
         draft_dtype=loading.dtype_named(dtype, draft_place),
         bits=bits,

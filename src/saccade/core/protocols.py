@@ -218,14 +218,17 @@ class Shape(Learner, ABC):
     def offers(self) -> Capabilities:
         """The capabilities that the drafter and the schedule may rely on.
 
-        A shape offers ``Capability.GROWS_TOKEN_BY_TOKEN`` if it is a ``Chain`` that can be grown
-        one token at a time, which is how a draft grows in parallel with the target.
+        A shape offers ``Capability.GROWS_TOKEN_BY_TOKEN`` if its ``for_parallel`` returns a
+        ``Chain`` that can be grown one token at a time. A draft grows so beside the target.
         """
         return NO_CAPABILITIES
 
     def for_parallel(self) -> Shape:
-        """Returns the shape for a draft that runs in parallel with the target. It is called after
-        ``prepare``, for shapes that offer ``Capability.GROWS_TOKEN_BY_TOKEN``."""
+        """Returns the ``Chain`` by which a draft grows in parallel with the target.
+
+        A ``Chain`` returns itself. Other shapes choose one, for example ``fit`` by its costs. It is
+        called after ``prepare``, for shapes that offer ``Capability.GROWS_TOKEN_BY_TOKEN``.
+        """
         return self
 
     def copy(self, state: State, repetition: Repetition) -> Tree | None:

@@ -227,8 +227,9 @@ class RequestBatch:
         keeps_all_keys = self.recipe.needs_all_keys
         prefills = []
         for place, prompt in enumerate(self.prompts):
-            # A session that other batches use too knows the request as ``number``. Its noise is
-            # selected by its place in this batch, whatever other batches there are.
+            # ``number`` is the request's number in the session, which other batches may use too.
+            # The random numbers of sampling depend on the seed and on ``place`` instead, so that an
+            # answer is the same whatever other batches there are.
             number = self.first + place
             # This gives None after each chunk but the last, and then the prompt's ``Prefill``. The
             # time that the caller takes after a ``yield`` is left out of the prefill's seconds by
@@ -377,8 +378,10 @@ class RequestBatch:
         """Returns how each request continues the cached text; None where it cannot, for example
         because it has other media."""
         media = request.media
-        # After a prompt that ends in media, the answer's positions differ from those of the same
-        # tokens inside a longer prompt, so its keys cannot be reused.
+        # After a prompt that ends in a video, the answer goes on from the largest position of the
+        # last row, its time included. Inside a longer prompt transformers goes on from the video's
+        # height and width alone. As the answer may have other positions there, its keys are not
+        # reused.
         if any(bool((prompt.visual | prompt.fixed)[-1]) for prompt in self.prompts):
             return None
         if media.keys() != self._media.keys() or len(request.ids) != len(self.prompts):

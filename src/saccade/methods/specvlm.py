@@ -86,9 +86,9 @@ class TwoStage:
 def sample_with_ends(items: Int[Tensor, " item"], count: int) -> Int[Tensor, " kept"]:
     """Returns ``count`` of the items, evenly spaced from the first to the last.
 
-    Their places are rounded down: 3 of the items 0 to 7 are 0, 3 and 7, since 3.5 becomes 3. The
-    error of floats can make a whole number one smaller: of 39 of the items 0 to 42, the one in the
-    middle is 20 and not 21.
+    Places are rounded down: if 3 of the items 0 to 7 are taken, they are 0, 3 and 7, since 3.5
+    becomes 3. Rounding errors can make a place one smaller: if 39 of the items 0 to 42 are taken,
+    the middle one is 20, because its place is computed as 20.999... and not as 21.
     """
     places = torch.linspace(0, len(items) - 1, min(count, len(items)), dtype=torch.long)
     return items[places.to(items.device)]

@@ -357,9 +357,9 @@ class Cache:
 
         There are three cases:
 
-        * Every layer still holds the rows that the row at ``length`` sees. Then they are returned,
-          and before them those rows, as far as they are held, that would be seen again after
-          cutting back ``ROWS_TO_CUT_BACK`` tokens.
+        * Every layer still holds the rows that the row at ``length`` sees. Then these are
+          returned, and before them the rows that would be needed after cutting back
+          ``ROWS_TO_CUT_BACK`` tokens, as far as the layer still holds them.
         * A layer has evicted some of them. Then the windows saved at ``length`` are returned.
         * A layer has evicted rows and ``length`` is 0. Then the result has no rows.
         """

@@ -1,9 +1,10 @@
 """Captured forwards of hybrid models, some of whose layers have a state instead of keys.
 
-A captured forward is a CUDA graph: a GPU replays it without being sent its kernels one by one,
-which is most of what a step of a few rows costs. ``cuda_graphs`` captures the fused decoder of
-other models. A hybrid runs by its own modules, which are captured as they are. Its layers with a
-state compute by :class:`StaticRows`, whose inputs and outputs stay at their addresses.
+A captured forward is a CUDA graph. A GPU replays it as a whole, so its kernels need not be sent
+one by one. For a step of a few rows, sending them is most of the cost. ``cuda_graphs`` captures the
+fused decoder of other models. A hybrid runs by its own modules, which are captured as they are. Its
+layers with a state compute by :class:`StaticRows`, whose inputs and outputs stay at their
+addresses.
 
 ``recurrent`` describes these layers. A state is a *window*, the last inputs of a convolution, and
 in a Gated DeltaNet also a *memory*. The *update* of a row is how the row would change the state if
@@ -469,9 +470,10 @@ class RecurrentGraphs(CudaGraphs):
         if size is None or size.requests > MAX_REQUESTS or scored > EARLIER_SIZES[-1]:
             return None
         if any(segment.scored_nodes and segment.committed_rows for segment in segments):
-            # No session makes such a segment: where committed tokens have no keys yet, no node has
-            # keys either. ``StaticRows`` could not describe it, because there a request's earlier
-            # nodes come before all rows of the forward, the committed ones included.
+            # No session makes such a segment. Committed tokens are rows of a forward only if they
+            # have no keys yet, and then no node after them can have been scored. ``StaticRows``
+            # could not describe such a segment either, because there a request's earlier nodes come
+            # before all rows of the forward, the committed ones included.
             return None
         if size.hidden_layers:
             # These layers' hidden states have to be written to the requests' caches. A forward
@@ -561,7 +563,8 @@ class RecurrentGraphs(CudaGraphs):
 
         The states and keys of the requests that it is tried with are restored afterwards.
         """
-        earlier = PROBED_NODES if self._rows_of(size).size.earlier else 0
+        assert isinstance(size, RecurrentSize)
+        earlier = PROBED_NODES if size.earlier else 0
         probe = RecurrentProbe(probe.caches, probe.position, probe.ordinary, earlier)
         with ExitStack() as stack:
             for cache in probe.caches:

@@ -38,11 +38,12 @@ class Segment:
     """Stores the queries of the segment's last rows, or of all its rows, so that their attention
     can be computed after the forward."""
     pages: Pages | None = None
-    """Rows of another cache in pages of a few rows each; None if the tokens read ``cache`` alone.
+    """The target's cache in pages of a few rows each, for a draft that reads few of them; None if
+    the tokens read ``cache`` alone.
 
-    A token reads only some of the pages. In each layer its queries choose them, and their keys and
-    values are written over the first rows of ``cache``, which are there for this. Then the token
-    attends to ``cache``: to its pages, and to the rows after them."""
+    The first rows of ``cache`` only make room for pages. In each layer the tokens attend one after
+    another. A token's queries choose pages, the keys and values of these pages are copied into that
+    room, and the token attends to them and to the rows of ``cache`` after them."""
     committed_rows: int = 0  # how many of the first tokens are committed once the forward has ended
     scored_nodes: int = 0  # how many of the tree's first nodes earlier forwards have scored
     last_visible_row: Int[Tensor, " new"] | None = None

@@ -142,8 +142,8 @@ def _unnest(rows: Sequence[Row], nested: str, path: Path) -> list[Row]:
 def missing_shards(files: Sequence[Path]) -> list[str]:
     """Returns the names of missing files, as far as the names of the given files tell.
 
-    Names that count the files tell which are missing: "rows-00000-of-00003.parquet" is the first of
-    three. Of at most 10,000 such files the missing ones are found.
+    Only names that count the files tell: "rows-00000-of-00003.parquet" is the first of three. If a
+    name counts more than 10,000 files, only the first 10,000 of them are looked for.
     """
     names = {path.name for path in files}
     expected: set[str] = set()

@@ -83,8 +83,8 @@ class Draft:
     # ``answer_tokens`` when this draft began. The noise of its draws depends on it, so they are
     # independent of an earlier draft's draws at the same positions.
     start: int = 0
-    # Whether the shape has stopped after the chain's last token. The draft goes on once that token
-    # is committed or the chain is dropped.
+    # Whether no token may follow the chain's last one: the shape has stopped there, or the answer
+    # would be complete. The draft goes on once that token is committed or the chain is dropped.
     paused: bool = False
 
     @property
@@ -141,9 +141,9 @@ class JobRunner:
             self._early = [early_view.choose_early(prompt) for prompt in self._prompts]
         pairs = zip(self._prompts, self._early, strict=True)
         self._read([prompt.select(early.tokens) for prompt, early in pairs])
-        # A sampled draft starts in ``ready``, which may drop rows of the prompt. Tokens that are
-        # drafted before that have other laws than those drafted after it. If the draft started
-        # here, this process's speed would decide how many tokens are drafted before.
+        # A sampled draft starts in ``ready``, which may drop rows of the prompt and so change the
+        # laws. If the draft started here, this process's speed would decide how many tokens are
+        # drawn from the laws before the change, and the same seed could give another answer.
         if self._job.laws is None:
             self._drafts = {i: Draft(HEAD_START_TOKENS) for i in range(len(self._prompts))}
 
@@ -188,6 +188,7 @@ class JobRunner:
         """Reads prompts piece by piece. Raises Abandoned after a piece if the job was ended."""
         start = now()
         for number, prompt in enumerate(prompts):
+            # ``noise_number`` is the request's number in the call, which selects its noise.
             for _ in self._session.prefill_in_chunks(number, prompt, noise_number=number):
                 if self._is_abandoned():
                     raise Abandoned
@@ -201,10 +202,11 @@ class JobRunner:
     def commit(self, commits: Mapping[int, tuple[Sequence[int], int | None]]) -> None:
         """Commits each request's emitted tokens.
 
-        ``commits`` has, for each request, these tokens and a count or None. A count means that the
-        draft's chain begins with the emitted tokens. The tokens after them are kept, and the target
-        judges the first ``count`` of these next, some of which may not be drafted yet. None means
-        that the chain does not begin so, and all of it is dropped.
+        ``commits`` has, for each request, these tokens and the length of the next proposal, or
+        None. A length means that the draft's chain begins with the emitted tokens. Then the rest of
+        the chain is kept, and the target judges its first tokens next, as many as that length. Some
+        of these may still have to be drafted. Before the first proposal the length is 0. None means
+        that the chain does not begin with the emitted tokens, and all of it is dropped.
         """
         for request, (tokens, next_proposal_length) in commits.items():
             draft = self._drafts[request]
@@ -257,6 +259,8 @@ class JobRunner:
                 self._publish(request, draft, longer)
                 draft.chain = longer
                 draft.sent += 1
+            # ``may_go_on`` is false after an id that ends the answer, and where the accepted chain
+            # and the target's own token would make the answer as long as it may be.
             if longer is None or not scores.may_go_on(longer, len(longer) - 1):
                 draft.paused = True
                 self._send("paused", request, draft.epoch)

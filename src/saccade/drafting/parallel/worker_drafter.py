@@ -113,8 +113,9 @@ class WorkerDrafter(Drafter, ParallelWork):
         self._drafts = {i: DraftState() for i in range(len(setup.rules))}
         # For each request, what the next "commit" message will tell the draft, as (tokens, count).
         # The tokens are those that were emitted since the last such message. The count says how
-        # many drafted tokens after them are verified next. It is None if the draft has to start
-        # anew, because its chain did not begin with the emitted tokens.
+        # many drafted tokens after them are verified next. It is 0 before the first proposal, whose
+        # length ``propose`` decides, and None if the draft has to start anew, because its chain did
+        # not begin with the emitted tokens.
         self._unsent_commits: dict[int, tuple[list[int], int | None]] = {}
         self._ready_sent_at = time.monotonic()
         # By request, how many visual tokens the draft reads. None until it has read its prompts.
@@ -255,9 +256,9 @@ class WorkerDrafter(Drafter, ParallelWork):
         A tree is returned as it is if the shape has stopped after its last token. While the draft
         still reads its prompt, all trees are returned as they are.
         """
-        # The chain may have the tokens in flight, and after them those of one more proposal. This
-        # limit is not sent to the draft. From it ``commit`` computes how many tokens the next
-        # proposal asks for, and that number is sent.
+        # ``commit`` takes the length of the next proposal from this limit: the tokens in flight,
+        # and after them those of one more proposal, less the committed ones. The draft is not sent
+        # the limit itself. It gets that length with the commit, and computes its own limit from it.
         for request, tree in in_flight.items():
             self._drafts[request].limit = len(tree) + self._length
         self._receive()
@@ -299,9 +300,11 @@ class WorkerDrafter(Drafter, ParallelWork):
                 # A paused draft goes on once the whole chain is committed, because a shape never
                 # stops before the first token of a chain.
                 draft.paused = draft.paused and len(draft.chain) > 0
-                # The next proposal asks for as many tokens as the chain may have after the
-                # committed ones, whether they are drafted yet or not. If a chain may have 4 tokens
-                # and its first one was committed, it asks for 3.
+                # Before the first proposal its length is not known: ``propose`` decides it and
+                # sends it as a limit. Until then 0 lets the draft grow to ``Chain.length`` tokens.
+                # A later proposal asks for as many tokens as the chain may have after the committed
+                # ones, whether they are drafted yet or not. If a chain may have 4 tokens and its
+                # first one was committed, it asks for 3.
                 next_proposal_length = 0 if is_before_proposals else max(0, draft.limit - count)
             else:
                 draft.chain = Tree()

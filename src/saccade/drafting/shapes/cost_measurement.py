@@ -192,7 +192,8 @@ class CorrectedCosts:
         return Costs(rows, seconds, stored["draft"], self._draft_levels, **optional_fields)
 
     def save(self, costs: Costs) -> None:
-        # The values themselves are enough, because none of them is ever modified.
+        # The values are kept until they are written later. They need not be copied, as
+        # ``dataclasses.asdict`` would do, because numbers and tuples never change.
         values = {field.name: getattr(costs, field.name) for field in fields(costs)}
         _MEASUREMENTS.save_later(self._key, values)
 
@@ -218,8 +219,9 @@ def _measure(
 
     * "target" has the target's forwards, one for each number of rows in "rows".
     * "steps" has the draft's steps over ``PROBE_KEYS`` and over ``context`` keys.
-    * "extra_request_seconds" is what another request adds to a target's forward beside its rows,
-      and what it adds to a draft's forward with its one row.
+    * "extra_request_seconds" is what one more request adds to a forward, first of the target, then
+      of the draft. The target's leaves out the time of the request's own rows, and the draft's
+      includes the time of its one row.
     * "probe" has short forwards of the target and of the draft, by which a later process notices
       that the machine was busy.
 
@@ -254,8 +256,8 @@ def _measure(
     else:
         draft_steps = _time_forwards(draft, [(PROBE_KEYS, 1), (context, 1)])
         (draft_requests_seconds,) = _time_forwards(draft, [(PROBE_KEYS, 1)], MANY_REQUESTS)
-    # The target's forward of many requests with one row each is compared with its forward of as
-    # many rows of one request, and the draft's with its forward of one request and one row.
+    # For the target, many requests with one row each are compared with one request of as many rows,
+    # so the time of rows cancels. For the draft they are compared with one request of one row.
     others = MANY_REQUESTS - 1
     target_extra = max(0.0, requests_seconds - many_rows_seconds) / others
     draft_extra = max(0.0, draft_requests_seconds - draft_steps[0]) / others

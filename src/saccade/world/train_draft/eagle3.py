@@ -9,10 +9,11 @@ is stored.
 
 Steps are counted from 0. In step s > 0 row j reads what row j - 1 returned in step s - 1. That row
 read what row j - 2 returned in step s - 2, and so on, back to row i = j - s of step 0. So row j of
-step s is the row of the s-th drafted token of a draft that begins at place i. It may see only what
-that row sees in drafting: the keys of step 0 up to row i, and of each step t = 1 ... s the one key
-of row i + t. For example, row 7 of step 2 is that of the second drafted token of a draft that
-begins at place 5. It sees the keys of rows 0 to 5 of step 0, of row 6 of step 1, and its own.
+step s is the row that reads the s-th drafted token and predicts the one after it, in a draft whose
+first row is row i. It may see only what that row sees in drafting: the keys of step 0 up to row i,
+and of each step t = 1 ... s the one key of row i + t. For example, row 7 of step 2 reads the second
+drafted token of a draft whose first row is row 5. It sees the keys of rows 0 to 5 of step 0, of row
+6 of step 1, and its own.
 
 The loss is the cross-entropy with the target's distribution over the head's own vocabulary, and
 each further step counts 0.8 of the one before.
@@ -178,8 +179,9 @@ class TrainedHead(nn.Module):
         for step, out in enumerate(unrolled):
             learnt_rows = answer_rows.clone()
             # In step s the outputs of up to s rows, from row ``first`` on, mean nothing (see
-            # ``unroll``). If ``first`` is above 0, these rows come before the first answer row, and
-            # this line changes nothing. If it is 0, this line leaves out answer rows among them.
+            # ``unroll``), so answer rows among them are left out. There are some only if ``first``
+            # is 0. Otherwise the first answer row is ``steps - 1`` rows after ``first``, and s is
+            # at most ``steps - 1``.
             learnt_rows[:step] = False
             if not bool(learnt_rows.any()):
                 break
