@@ -141,7 +141,7 @@ def amdahl_limit(share: float, speedup: float) -> float:
 
 
 def _median_ratio(values: Sequence[float], **detail: Any) -> MeasuredRatio:
-    """Returns the median of one value a clip, with an interval where there are clips enough.
+    """Returns the median of one value a clip, with an interval where there are enough clips.
 
     ``detail`` has further numbers for the result's ``detail``, beside the values themselves.
     """

@@ -198,7 +198,10 @@ def _generate(target: Loaded, document: Document, settings: Mapping[str, Any]) -
 
 
 def _generate_row(document: Document, run: peers.TimedRun) -> MethodResult:
-    """Returns the row of ``generate()``, which drafts nothing. Its prompt's length is not stored."""
+    """Returns the row of ``generate()``, which drafts nothing.
+
+    The length of its prompt is not measured and stands as 0.
+    """
     return MethodResult(
         document=document.name,
         digest=document.digest,
