@@ -32,16 +32,17 @@ METHODS = {
 LETTER_SIZE = 10  # In points.
 
 Bars = Mapping[str, Mapping[str, tuple[Interval, Interval]]]
-"""panel -> method -> (decoding, whole answers): how many times as fast as ``ar``, with intervals.
+"""A suite's name -> a method's name -> two speedups over ``ar``: of decoding, of whole answers.
 
-Each value is the median over clips.
+A speedup is (median over clips, lower end, upper end of the 95 % interval).
 """
 
 
 def read_bars(run: Path) -> Bars:
-    """Returns a chart's numbers from a stored run, leaving out the methods that it does not have.
+    """Returns a chart's numbers from the stored run in the folder ``run``.
 
-    Raises OptionError where there is no such run.
+    Of ``METHODS``, those are left out that the run does not have in any suite. Raises OptionError
+    where there is no such run.
     """
     _, answers = records.read_run(run)
     methods = [name for name in METHODS if any(answer.method == name for answer in answers)]

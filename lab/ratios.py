@@ -4,7 +4,7 @@
 method answers a clip once. A clip's speedup is the median over its turns, and each turn compares
 runs of that turn alone. A ratio is the median over clips, with a bootstrap interval where there are
 three clips or more. One ratio is computed otherwise: `ratio_to_best_fixed`, which compares `auto`
-with the other methods by their total seconds of all clips.
+with the other methods by the seconds that decoding all clips takes.
 
 *Best* is the one drafting method with the highest median over the clips. Where several methods are
 equally fast, noise decides which of them looks best, so the ratio of the best is too high by about
@@ -40,11 +40,11 @@ class InterleavedRuns:
     errors: Mapping[str, str] = field(default_factory=dict)  # Why a peer failed, by its name.
 
     def methods(self) -> tuple[str, ...]:
-        """Returns the methods that ran on every clip."""
+        """Returns the methods that ran on every clip, at least in one turn."""
         return tuple(name for name in self.runs[0] if all(own[name] for own in self.runs))
 
     def drafting_methods(self) -> tuple[str, ...]:
-        """Returns our own methods that draft, of which one is the best."""
+        """Returns the methods that ran on every clip, without `ar` and `hf`. `auto` is one."""
         return tuple(name for name in self.methods() if name not in (BASELINE, PEER))
 
 
@@ -56,7 +56,7 @@ class MeasuredRatio:
     """
 
     value: float | None
-    interval: tuple[float, float] | None = None
+    interval: tuple[float, float] | None = None  # Its two ends. None for fewer than three clips.
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -99,9 +99,10 @@ def whole_seconds_per_token(run: TimedRun) -> float:
 
 
 def seconds_at_length(tokens: int) -> Seconds:
-    """Returns a function for the seconds that an answer of so many tokens would have taken.
+    """Returns a function from a run to the seconds that an answer of ``tokens`` would have taken.
 
-    The run's own pace of decoding is extended. What comes before decoding stays as it was.
+    It assumes that every further token takes as long as the run's tokens did on average. What comes
+    before decoding stays as it was.
     """
     return lambda run: (
         run.total_seconds - run.decode_seconds + (tokens - 1) * decoding_seconds_per_token(run)
@@ -140,7 +141,10 @@ def amdahl_limit(share: float, speedup: float) -> float:
 
 
 def _median_ratio(values: Sequence[float], **detail: Any) -> MeasuredRatio:
-    """Returns the median over clips, with an interval where there are enough clips for one."""
+    """Returns the median of one value a clip, with an interval where there are enough clips.
+
+    ``detail`` has further numbers for the result's ``detail``, beside the values themselves.
+    """
     interval = measures.interval(values) if len(values) >= MIN_CLIPS_FOR_INTERVAL else None
     detail |= {"clips": [round(value, 4) for value in values]}
     ends = interval and interval[1:]  # An interval begins with its middle, which is not stored.
@@ -215,8 +219,9 @@ def share_of_amdahl_limit(timed: InterleavedRuns) -> MeasuredRatio:
 def ratio_to_best_fixed(timed: InterleavedRuns) -> MeasuredRatio:
     """Returns the fastest fixed method's seconds of decoding all clips, over `auto`'s.
 
-    Every method but `auto` is fixed, plain decoding included. The fastest is the one with the least
-    seconds of all clips together.
+    A clip's seconds are the median over its turns. Every method but `auto` is fixed, plain decoding
+    included. The fastest is the one with the least seconds of all clips together. It stays the same
+    one in the bootstrap, which draws clips.
     """
     # For each method an array with the seconds of decoding each clip.
     seconds_by_method = {

@@ -61,7 +61,10 @@ class Models:
         return torch.float32 if self.small else torch.bfloat16
 
     def small_pair(self, dtype: torch.dtype) -> tuple[Backbone, Backbone]:
-        """Returns the small pair: a target whose text varies, and a noisy copy as its draft."""
+        """Returns the small pair: a target whose text varies, and a noisy copy as its draft.
+
+        Its weights are the same for every number type, up to rounding.
+        """
         if dtype not in self._small_pairs:
             config = small_config(self.small)
             with torch.device(self.device):
@@ -129,7 +132,10 @@ def small_config(tiny: bool) -> Any:
 
 @torch.no_grad()
 def randomize(model: Any, seed: int = 0) -> None:
-    """Sets random weights whose logits are far apart, so that no answer depends on a near-tie."""
+    """Sets random weights whose logits are far apart, so that no answer depends on a near-tie.
+
+    Ids from ``TEXT_IDS`` on get the logit 0, and ``generate`` becomes greedy.
+    """
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
 
@@ -163,10 +169,12 @@ def add_noise(model: Any, seed: int = 1) -> None:
 
 @torch.no_grad()
 def set_confidence(draft: Backbone, confidence: float) -> float:
-    """Scales a random draft's last norm, so that its likeliest tokens have this mean probability.
+    """Scales a random draft's last norm, so that its likeliest next token has this probability.
 
-    The next tokens of a random model are almost equally likely, and ``auto`` expects nothing of a
-    draft that is so unsure. Returns the mean probability that was reached.
+    That is a mean over random hidden states. The next tokens of a random model are almost equally
+    likely, and ``auto`` expects nothing of a draft that is so unsure. Returns the mean probability
+    that was reached. It is less than ``confidence`` where ``MAX_SHARPNESS`` is not enough, and more
+    where the draft was surer before.
     """
     norm = draft.text.norm.weight
     generator = torch.Generator().manual_seed(0)

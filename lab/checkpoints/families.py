@@ -33,7 +33,9 @@ class Size:
     layers: int = 2
     hidden: int = 128
     vocab: int = 320  # Rows of the embedding; the tokenizer uses fewer.
-    tied: bool = False  # Whether the embedding is the output matrix as well.
+    # Whether the embedding is the output matrix as well. ``lab.checkpoints`` sets this in the
+    # config afterwards, in place of what the functions here say.
+    tied: bool = False
 
     def text(self, **more: Any) -> dict[str, Any]:
         """Returns the fields of a text config, with ``more`` fields of a family."""
@@ -67,7 +69,8 @@ class Family:
     empty if the family reads none.
     """
 
-    build: Callable[[Size, Ids], Parts]  # From the size, and the ids of ``tokens`` by name.
+    # Called with the language model's size and the ids of ``tokens`` by name.
+    build: Callable[[Size, Ids], Parts]
     image: str = ""
     video: str = ""
     audio: str = ""
@@ -79,6 +82,8 @@ class Family:
 # -- Qwen: a grid of patches, four of which merge, with positions on three axes ------------------
 
 MROPE = dict(rope_type="default", rope_theta=1e4, mrope_section=[4, 6, 6])
+# Between these numbers of pixels a processor resizes a picture or a video. They are areas, although
+# transformers calls them edges.
 PIXELS = dict(shortest_edge=28 * 28, longest_edge=SIDE * SIDE * 64)
 QWEN_IMAGES: dict[str, Any] = dict(size=PIXELS, patch_size=PATCH, merge_size=2, **NORMAL)
 QWEN_TOKENS = {
@@ -181,9 +186,10 @@ OMNI_TOKENS = {
 
 
 def _omni(size: Size, ids: Ids) -> Parts:
-    """Returns the parts of Qwen 2.5 Omni without its voice, like the hub's checkpoints.
+    """Returns the parts of Qwen 2.5 Omni without its voice.
 
-    Only the thinker, which writes the text, is loaded from such a checkpoint.
+    As in the hub's checkpoints, the config is the whole model's, with the thinker's inside. Only
+    the thinker, which writes the text, is loaded from such a checkpoint.
     """
     thinker = hf.Qwen2_5OmniThinkerConfig(
         audio_config=dict(

@@ -3,8 +3,9 @@
 The rule is that of all claims (``lab.claims.rule``), and the verdicts stand in a column of the
 claims page. The pair's answers are in ``real-pair-h100.json``, which ``python -m lab real-pair``
 makes: to questions about code, to questions of prose, and to tasks about long documents. A view
-chooses what part of a document the draft sees. The other questions have none, so claims about views
-are judged over documents alone.
+chooses what part of a document the draft sees. The questions about code and prose come without a
+document, so claims about views are judged over documents alone. Every method must have answered the
+same documents, so the command needs ``--few-documents`` as large as ``--document-limit``.
 """
 
 from __future__ import annotations
@@ -52,9 +53,13 @@ def _rows(results: StoredResults, suite: str) -> Sequence[Row]:
 def _suites(
     results: StoredResults, names: Sequence[str], unit: Unit, methods: Sequence[str]
 ) -> Suites:
+    """Returns these suites of questions as those by which ``methods`` are compared.
+
+    ``items`` counts the questions that any method answered, in the suite with the fewest.
+    """
     items = min(len({row["document"] for row in _rows(results, name)}) for name in names)
     outdated = results.why_outdated(FILE, unit, methods)
-    return Suites(FILE, tuple(names), "0", items, outdated)
+    return Suites(FILE, tuple(names), visual_tokens="0", items=items, outdated=outdated)
 
 
 def _compare(

@@ -33,7 +33,11 @@ class PairOptions(TargetOptions):
     repeat: command_options.Repeat = 3
 
     def models(self, *, quiet: bool) -> Pair:
-        """Loads the pair, or the embedded one if no target is named."""
+        """Loads the pair; without a named target, the embedded target.
+
+        Without a named draft, the draft is the one that ``saccade.inputs.load_pair`` finds for the
+        target: the embedded draft, a draft head in the target's checkpoint, or None.
+        """
         return run_setup.load_models(
             self.target or "shapes", self.draft, quiet=quiet, dtype=self.dtype, device=self.device
         )

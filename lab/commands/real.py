@@ -1,8 +1,9 @@
 """The commands ``python -m lab real | real-pair | text | ablations``, which run on real weights.
 
 Real weights are those of published language models, unlike the embedded pair's. Each command
-answers questions or tasks about long documents by many methods, stores a row for each answer, and
-makes the tables of a page. A run whose rows are stored can be continued.
+answers questions, or tasks about long documents, by many methods, stores a row for each answer, and
+makes the tables of a page. `ablations` answers about drawn clips too, with the embedded pair. A run
+whose rows are stored can be continued.
 """
 
 from __future__ import annotations
@@ -189,8 +190,8 @@ def real_pair(
                 results,
                 kind,
                 lambda text: tell(text, False),
-                few_documents,
-                runs,
+                few=few_documents,
+                runs=runs,
             )
             del target, draft  # Their memory is free before the next pass loads them again.
     out.print(pair.pair_section(results.facts), markup=False, soft_wrap=True)
@@ -281,11 +282,12 @@ def ablations(
 
 
 def _prepare_study(
-    paths: list[Path] | None, path: Path, limit: int | None, count: int, together: int
+    paths: list[Path] | None, path: Path, limit: int | None, max_new_tokens: int, together: int
 ) -> tuple[Any, list[Any], dict[str, Any]]:
     """Returns the model, the documents, and the facts about the run for its page.
 
-    Raises OptionError if the page cannot be written or no file is long enough.
+    The documents are the first ``limit`` of those in ``paths``, and ``path`` is what will be
+    written. Raises OptionError if the page cannot be written or no file is long enough.
     """
     from lab.machine import describe_machine
     from lab.real.answers import REPETITION_PENALTY
@@ -299,7 +301,7 @@ def _prepare_study(
         raise OptionError("none of these files is a text of 1,800 tokens or more")
     facts = {
         "model": weights.SMOLLM2.name,
-        "settings": {"max_new_tokens": count, "penalty": REPETITION_PENALTY},
+        "settings": {"max_new_tokens": max_new_tokens, "penalty": REPETITION_PENALTY},
         "together": together,
         "machine": f"{describe_machine()}.",
         "command": _command(),

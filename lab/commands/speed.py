@@ -1,8 +1,8 @@
 """The command ``python -m lab speed``, which measures the ratios of speed that have a goal.
 
 A ratio says how many times as fast one method is as another, and its goal is the least value that
-it should have. A part is a suite of clips with the methods that take turns on them. The parts and
-their goals are in ``lab/speed.py``.
+it should have. Some ratios have no goal and are only reported. A part is a suite of clips with the
+methods that take turns on them. The parts and their ratios are in ``lab/speed.py``.
 """
 
 from __future__ import annotations

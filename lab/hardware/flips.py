@@ -33,7 +33,11 @@ class Flips:
 def count_flips(
     target: Backbone, inputs: Inputs, *, rows: int = 8, tokens: int = 128, exact: bool = False
 ) -> Flips:
-    """Compares forwards of 1 and of ``rows`` rows along the target's greedy answer to a prompt."""
+    """Compares forwards of 1 and of ``rows`` rows along the target's greedy answer to a prompt.
+
+    The answer has ``tokens`` tokens at most. With ``exact``, all forwards are those of
+    ``BatchInvariantSession``, whose logits should not depend on the number of rows.
+    """
     ids = run(target, inputs, method="ar", exact=exact, max_new_tokens=tokens, do_sample=False).ids
     logits = []
     for size in (1, rows):
@@ -46,7 +50,10 @@ def count_flips(
 
 
 def _logits_along(session: Session, ids: Sequence[int], rows: int) -> list[Tensor]:
-    """Returns the logits for every token of a text, computed with ``rows`` tokens a forward."""
+    """Returns for each token of the text ``ids`` the logits that predict it.
+
+    ``session`` has read the prompt. Each forward computes up to ``rows`` of them.
+    """
     logits = []
     for start in range(0, len(ids), rows):
         part = ids[start : start + rows]

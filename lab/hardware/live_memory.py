@@ -42,7 +42,7 @@ class LiveMemory:
 
     @property
     def growth(self) -> float:
-        """The largest growth since ``WARM_FRAMES``, as a share of the memory after that frame."""
+        """The largest growth since ``WARM_FRAMES``, as a share of the memory at that time."""
         warm = self.resident[WARM_FRAMES]
         later = [size for frames, size in self.resident.items() if frames > WARM_FRAMES]
         return max(later) / warm - 1
@@ -57,7 +57,10 @@ class LiveMemory:
 
 
 def drawn_frames(size: int) -> Iterator[Image]:
-    """Yields frames of one drawn scene after another, without end. Each is [size, size, 3]."""
+    """Yields the frames of one drawn scene after another, without end.
+
+    A frame is uint8 [size, size, 3].
+    """
     number = FIRST_SCENE
     while True:
         yield from drawing.render(scenes.scene(number), SCENE_FRAMES, size)

@@ -5,8 +5,8 @@ vLLM. TASK is a ``Task`` in JSON. The first line of the output has the versions 
 that every line of the input asks for one answer, as {"row": a row's name, "tokens": the largest
 number of tokens}. A line of the output answers it with the fields of a ``Turn``, or an "error".
 What the engine itself prints goes to the standard error, which is the log. This module imports
-neither an engine nor this library, because an environment may lack both. The engine's module is
-imported when the first row is asked for.
+neither an engine nor Saccade, because an environment may lack both. The module of ENGINE in
+``lab.peers`` is imported when the first row is asked for.
 """
 
 from __future__ import annotations

@@ -35,15 +35,24 @@ STEP_TOKENS = 8  # Tokens of the answer between two measurements.
 SHARES = (0.05, 0.1, 0.25, 0.5)  # Of the document's tokens that a set has.
 SINKS = 4  # The first tokens of a document, which models attend to whatever they say.
 RANDOM_DRAWS = 5  # Random sets, whose results are averaged.
-SETS_PER_FORWARD = 4  # Sets that are tried in one batch, because each has a cache of its own.
+# At most so many sets are tried in one batch, because each has a cache of its own.
+SETS_PER_FORWARD = 4
 
-# True where a head sees a token of the document.
+# The axis "seen" has the document's tokens. A mask is true where a head sees the token.
 KeptMask = Bool[torch.Tensor, "layer kv_head seen"]
 Mass = Float[torch.Tensor, "layer kv_head seen"]
 ChooseRows = Callable[[Mass, Mass, Mass, int], KeptMask]
-"""Takes the mass at prefill, at the step before and now, and a count; returns so many rows."""
+"""Chooses a set at a step of the answer.
+
+It takes the mass at prefill, at the step before and at this step, and how many of the document's
+tokens each head should see. It returns the mask of the set.
+"""
 ChoicesOf = Callable[[Prefill], Mapping[str, Sequence[ChooseRows]]]
-"""From the target's prefill to the ways of choosing, by name. Results of a name are averaged."""
+"""From the target's prefill to the ways of choosing, by name.
+
+Where a name has several functions, their results are averaged. There must be one of the name
+``SHARED_ORACLE``, with a single function.
+"""
 MakeInputs = Callable[[Loaded, Document], Inputs]
 """Returns a model's inputs for a document and the task about it."""
 
@@ -54,8 +63,8 @@ class AnswerStep:
 
     tokens: list[int]
     next: list[int]  # The target's arg-max after each of the tokens.
-    before: Mass  # At the step before this one; at the first step, that of the prefill.
-    now: Mass  # Of these tokens' attention.
+    before: Mass  # The mass at the step before this one, or at the prefill for the first step.
+    now: Mass  # The mass by the attention of this step's tokens.
 
 
 @dataclass(frozen=True)
@@ -90,10 +99,14 @@ def measure_attention_sets(
     shares: Sequence[float] = SHARES,
     chosen: ChoicesOf = lambda first: CHOICES,
 ) -> list[AttentionShare]:
-    """Measures the sets of ``CHOICES`` (or ``chosen``) along an answer, one row for each and share.
+    """Measures the sets of ``CHOICES`` (or ``chosen``) along an answer.
 
-    The target reads the answer again, ``STEP_TOKENS`` tokens at a time, and both measurements are
-    means over these steps. Returns no rows for an answer that is no longer than one step.
+    Returns a row for each name of a set and each of ``shares``, and one more for each share: that
+    of ``SHARED_ORACLE_WITHOUT_SINKS``. The target reads the answer again, ``STEP_TOKENS`` tokens at
+    a time, and both measurements are means over these steps. The last tokens of the answer, one to
+    ``STEP_TOKENS`` of them, are not read. So an answer that is no longer than one step has no rows.
+
+    ``ask`` makes the model's inputs, and ``prompt_cache`` has the prompts that were prefilled.
     """
     # First the whole document is read, and then each step with the attention of its tokens.
     target = model.backbone.with_prefix_cache(prompt_cache)
@@ -154,13 +167,16 @@ def _agreement(
     keep: float,
     steps: Sequence[AnswerStep],
 ) -> Iterator[tuple[str, list[float]]]:
-    """Yields for each step and set whether the target's next tokens stay the same.
+    """Yields for each step and set its name, and whether the target's next tokens stay the same.
 
-    ``first`` is the prefill with the keys of prompt and answer. Each of ``ways`` gets a fork, a
-    request that begins with copies of these keys. A fork sees all text, but of the document only
-    the chosen rows. At each step its rows are chosen anew, and it reads the step's tokens to
-    predict those that follow. Then it gets the step's keys as the target made them that saw
-    everything.
+    The latter is a list with a 1.0 or 0.0 for each token of the step: whether the arg-max after it
+    is that of the target which saw everything.
+
+    ``first`` is the prefill with the keys of prompt and answer. Each of ``ways``, (name of a set,
+    function that chooses it), gets a fork: a request that begins with copies of the prompt's keys.
+    A fork sees all text, but of the document only the chosen rows. At each step its rows are chosen
+    anew, and it reads the step's tokens to predict those that follow. Then it gets the step's keys
+    as the target made them that saw everything.
     """
     assert first.mass is not None
     prompt, first_mass = first.prompt, first.mass
@@ -171,7 +187,7 @@ def _agreement(
 
     chosen = [visible_prompt(choose, first_mass, first_mass) for _, choose in ways]
     assert first.cache is not None
-    # The forks begin at the prompt's end, so the answer's keys are hidden while they are made.
+    # The forks begin at the prompt's end, so the answer's keys are hidden while forks are made.
     answered = first.cache.length - len(prompt)
     first.cache.truncate(len(prompt))
     forks.fork([first] * len(ways), chosen, can_reselect=True)
@@ -193,7 +209,7 @@ def _share(choose: ChooseRows, first: Mass, step: AnswerStep, keep: float) -> fl
 
 
 def kept_count(keep: float, mass: Mass) -> int:
-    """Returns how many of a document's tokens are the share ``keep`` of them."""
+    """Returns how many of a document's tokens are the share ``keep`` of them, at least one."""
     return max(1, round(keep * mass.shape[-1]))
 
 
@@ -246,6 +262,7 @@ def _random(draw: int) -> ChooseRows:
 
 SHARED_ORACLE = "oracle, shared by all heads"
 SHARED_ORACLE_WITHOUT_SINKS = f"{SHARED_ORACLE}, the document's first {SINKS} left out"
+# In these names "now" is the step that is measured, and "a look ago" is the step before it.
 CHOICES: Mapping[str, Sequence[ChooseRows]] = {
     "oracle: each head's top now": [lambda first, before, now, count: _top_rows(now, count)],
     "fresh: each head's top a look ago": [

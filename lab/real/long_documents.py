@@ -39,14 +39,14 @@ MEASURED_DOCUMENTS = (
 class Document:
     """A text with a task about it. A task that needs no text has an empty one, of 0 tokens."""
 
-    name: str  # A file's, or one such as "code: 3" where there is no text.
+    name: str  # A file's name, or one with its kind, such as "code: 3" or "document: LOG.md".
     text: str
     task: str  # What the model is asked to do.
     tokens: int  # About how many tokens of the text are read, from its start.
 
     @property
     def digest(self) -> str:
-        """A digest of the text and its task, which changes when the text changes."""
+        """A digest of the text, its task and ``tokens``, which changes when one of them does."""
         content = f"{self.tokens}\n{self.task}\n{self.text}"
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -62,8 +62,10 @@ def repeated_share(ids: Sequence[int]) -> float:
 def find_documents(paths: Sequence[Path]) -> Iterator[Document]:
     """Yields one document for each file, of the greatest of ``LENGTHS`` that its text allows.
 
-    Files that are too short for the least length are left out. Without paths, the files are
-    ``MEASURED_DOCUMENTS``. Raises OptionError where a path is neither a file nor a folder.
+    Of a folder, all files with one of ``SUFFIXES`` are read, those in its folders included. Files
+    that are too short for the least length are left out. Without paths, the files are
+    ``MEASURED_DOCUMENTS``. The documents take the ``TASKS`` in turn. Raises OptionError where a
+    path is neither a file nor a folder.
     """
     tasks = cycle(TASKS)
     for root in paths or [TEXTS / name for name in MEASURED_DOCUMENTS]:

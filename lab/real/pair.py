@@ -102,7 +102,8 @@ def pair_documents(
 ) -> list[Document]:
     """Returns the questions about code and prose in turn, then those about documents.
 
-    There are at most ``limit`` of code and of prose, and the ``document_limit`` shortest documents.
+    There are at most ``limit`` of code and as many of prose, and the ``document_limit`` shortest of
+    ``texts``. None means all.
     """
     tasks = zip(CODE_TASKS, PROSE_TASKS, strict=True)
     questions = [
@@ -131,11 +132,12 @@ def measure_pair(
 ) -> None:
     """Adds the rows of this kind of ``ROW_KINDS`` that ``results`` lack.
 
-    They are those of ``generate()`` and of the methods in ``names``. The ``few`` shortest documents
-    (all of them if it is None) are answered by every method, and longer ones by
-    ``FURTHER_DOCUMENT_METHODS``. Another method begins on each document. Without a document every
-    method reads the prompt anew, so that whole answers can be timed. A document is read once for
-    all methods. Every method answers ``runs`` times, and the last answer counts.
+    They are those of ``generate()`` and of the methods in ``names``. Methods that draft from a part
+    of a document answer no other questions. The ``few`` shortest documents (all of them if it is
+    None) are answered by every method, and longer ones by ``FURTHER_DOCUMENT_METHODS``. The methods
+    take turns in going first. Without a document every method reads the prompt anew, so that whole
+    answers can be timed. A document is read once for all methods, and once more by ``generate()``.
+    Every method answers ``runs`` times, and the last answer counts. ``generate()`` answers once.
     """
     backbone = None if draft is None else draft.backbone
     is_warm = False
@@ -148,7 +150,9 @@ def measure_pair(
         missing = results.missing(document, [GENERATE, *own_names], kind)
         if not missing:
             continue
-        if not is_warm:  # Before anything is timed, the methods of this question answer once.
+        # Before anything is timed, `generate()` and the methods of the first question that lacks
+        # rows answer a short question.
+        if not is_warm:
             _generate(target, WARM_UP, settings)
             for name in own_names:
                 _answer(target, backbone, WARM_UP, name, settings, (), None)
@@ -194,6 +198,10 @@ def _generate(target: Loaded, document: Document, settings: Mapping[str, Any]) -
 
 
 def _generate_row(document: Document, run: peers.TimedRun) -> MethodResult:
+    """Returns the row of ``generate()``, which drafts nothing.
+
+    The length of its prompt is not measured and stands as 0.
+    """
     return MethodResult(
         document=document.name,
         digest=document.digest,
@@ -218,7 +226,10 @@ def kind_of(name: str) -> str:
 
 
 def methods_for(kind: str, names: Sequence[str]) -> list[str]:
-    """Returns those of the methods that have something to draft with for this kind."""
+    """Returns those of the methods that answer questions of this kind.
+
+    They are all methods for documents, and else those that are not in ``DOCUMENT_METHODS``.
+    """
     return [name for name in names if kind == "document" or name not in DOCUMENT_METHODS]
 
 
@@ -252,7 +263,10 @@ def _some_answer_fewer_documents(measured: Sequence[Row]) -> bool:
 
 
 def summary_table(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a short table in Markdown: ``auto`` and the best fixed method on each kind."""
+    """Yields a short table in Markdown: ``auto`` and the best fixed method on each kind.
+
+    A kind of questions that ``auto`` did not answer has no lines.
+    """
     yield (
         "| questions | method | tau | decoding, × plain | decoding, × `generate` | "
         "whole answer, × plain | whole answer, × `generate` |"
@@ -337,7 +351,11 @@ def _cells(
     generate: Mapping[str, Row],
     has_whole: bool,
 ) -> list[str]:
-    """Returns the cells of a method's row in the tables of each kind."""
+    """Returns the cells of a method's line in the table of one kind.
+
+    ``own``, ``plain`` and ``generate`` are the rows of the method, of `ar` and of ``generate()``,
+    by document. Tau and the acceptance rate are means over documents, and ratios are medians.
+    """
     rows = own.values()
     middle, low, high = interval(_ratios(own, plain, "decode_seconds")) or (0.0, 0.0, 0.0)
     accepted = [row["accepted"] for row in rows if row["accepted"] is not None]
@@ -362,26 +380,33 @@ def _cells(
 
 
 def _best_fixed(by_method: Mapping[str, Mapping[str, Row]]) -> str:
-    """Returns the method, other than ``auto``, that decodes all prompts in the fewest seconds."""
+    """Returns the method, other than ``auto``, with the fewest seconds a token.
+
+    They are summed over prompts, so that each prompt weighs the same. Only methods count that
+    answered every prompt that ``auto`` did.
+    """
     prompts = by_method[AUTO].keys()
     names = [
         name
         for name, rows in by_method.items()
         if name not in (AUTO, GENERATE) and rows.keys() >= prompts
     ]
-    return min(names, key=lambda name: _all_seconds(by_method[name]))
+    return min(names, key=lambda name: _summed_seconds_per_token(by_method[name]))
 
 
-def _all_seconds(rows: Mapping[str, Row]) -> float:
+def _summed_seconds_per_token(rows: Mapping[str, Row]) -> float:
+    """Returns the sum over prompts of the seconds of decoding per token."""
     return sum(_seconds(row, "decode_seconds") for row in rows.values())
 
 
 def _auto_line(by_method: Mapping[str, Mapping[str, Row]]) -> str:
-    """Returns the sentence that compares ``auto`` with plain decoding and the best fixed method, by
-    the seconds of all prompts together."""
+    """Returns the sentence that compares ``auto`` with plain decoding and the best fixed method.
+
+    It compares their seconds per token, summed over the prompts.
+    """
     best = _best_fixed(by_method)
-    own = _all_seconds(by_method[AUTO])
-    by_plain, by_best = (_all_seconds(by_method[name]) / own for name in (PLAIN, best))
+    own = _summed_seconds_per_token(by_method[AUTO])
+    by_plain, by_best = (_summed_seconds_per_token(by_method[name]) / own for name in (PLAIN, best))
     return (
         f"Over all of these prompts `auto` decodes {by_plain:.2f} times as fast as `ar`, and "
         f"{by_best:.2f} times as fast as the best fixed method, `{best}`."

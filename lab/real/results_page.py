@@ -122,9 +122,10 @@ def _drafting_lines(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _comparison_lines(measured: Sequence[Row]) -> Iterator[str]:
-    """Compares our methods with the others at the same share, document by document.
+    """Yields the table that compares our methods with the others at the same share.
 
-    ``fresh`` is not compared with ``pages``, because ``pages`` is with ``fresh``.
+    A ratio is of two taus on the same document. `pages` is compared with `fresh`, and the reverse
+    comparison is left out.
     """
     fresh, pages = OURS
     tau = {(row["document"], row["method"]): row["tau"] for row in measured if row["tau"]}
@@ -155,7 +156,11 @@ def _comparison_lines(measured: Sequence[Row]) -> Iterator[str]:
 
 
 def _break_even_lines(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the context from which a self-draft would pay, if only reading bytes took time."""
+    """Yields the section about the contexts from which a self-draft would pay.
+
+    They are computed as if only reading bytes took time. ``keep`` is here the number of the
+    document's tokens that a draft reads, as a share of the whole prompt.
+    """
     measured: Sequence[Row] = facts["measured"]
     sizes = ForwardSizes(**facts["sizes"])
     longest = max(row["prompt_tokens"] for row in measured)
@@ -226,9 +231,11 @@ def _attention_lines(attention_rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _mean(values: Sequence[float], digits: int = 2) -> str:
+    """Returns the mean as text, which is empty without values."""
     return f"{sum(values) / len(values):.{digits}f}" if values else ""
 
 
 def _kept_share(rows: Sequence[Row]) -> str:
+    """Returns as text the mean share of the prompt that the kept tokens of the document are."""
     shares = [row["kept"] / row["prompt_tokens"] for row in rows if row["kept"] is not None]
     return f"{sum(shares) / len(shares):.0%}" if shares else ""

@@ -46,7 +46,7 @@ METHODS = ("ar", "auto", "sd", "sd-tree", "specvlm", "sage", "lookup")
 TIMED = (*METHODS, "hf")
 ROWS = (1, 2, 4, 8, 16)  # Tokens in a forward that is timed.
 TIMED_FORWARDS = 40  # Of each number of rows; the fastest counts.
-ACCURACY_CLIPS = 32  # That are read with the true answer.
+ACCURACY_CLIPS = 32  # Clips of each size that a model reads with the true answer.
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,11 @@ def pairs_to_compare(folder: Path) -> dict[str, PairFolders]:
 def measure_accuracy(
     pairs: Mapping[str, PairFolders], on_progress: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Returns the share of right content words when the true text is read, by model and size."""
+    """Returns the share of right content words when the true text is read, by model and size.
+
+    Each row has one share for each of ``evaluate.VIEWS``: with the clip itself ("own"), with
+    another clip and without one.
+    """
     rows = []
     for name, pair in pairs.items():
         for role, folder in (("target", pair.target), ("draft", pair.draft)):
@@ -101,9 +105,11 @@ def measure_acceptance(
 ) -> list[dict[str, Any]]:
     """Returns for each pair, size and clip how true the answer is, and the tau of a chain by view.
 
-    The first is the F1 of the content words of the target's answer and of the true description.
-    Tau is computed, not run: it follows from where the draft's arg-max is the target's token along
-    the answer of ``generate()``.
+    The answer's truth is the F1 of its content words and those of the true description. Tau is
+    computed, not run: it follows from where the draft's arg-max is the target's token along the
+    answer of ``generate()``. The share of such tokens ("agreement") is stored too, and both once
+    more for a draft whose states are those of the whole prompt
+    (``agreeing_tokens_with_whole_states``).
     """
     rows = []
     for name, pair in pairs.items():
@@ -157,6 +163,7 @@ def agreeing_tokens_with_whole_states(
 ) -> list[bool]:
     """Returns whether the draft's arg-max is each token of the answer if only attention is pruned.
 
+    ``ids`` are the answer's, and ``view`` has a view's name and budget, such as "uniform/keep=0.1".
     ``agreement.agreeing_tokens`` does the same for a draft that reads nothing but the tokens of the
     view. Here the draft reads the whole prompt, so layers with a recurrent state have the state
     after all of it. In layers of attention, tokens that the view leaves out are masked for all
@@ -323,5 +330,6 @@ def _ratios(seconds: Mapping[int, float]) -> dict[int, float]:
 
 
 def machine_load() -> dict[str, Any]:
-    """Returns torch's threads, and how many processes ran on average in the last minute."""
+    """Returns torch's threads, and the load: how many processes of the machine ran, or waited to
+    run, on average in the last minute."""
     return {"threads": torch.get_num_threads(), "load": round(os.getloadavg()[0], 2)}

@@ -27,7 +27,8 @@ FRAME_SIDE = 8  # Rows and columns of a frame's tokens.
 def make_prefill(target: Backbone, visual: int, *, text: int = 64, room: int = 256) -> Prefill:
     """Makes a prefill of ``visual`` tokens and some text with random rows, keys and attention.
 
-    It is as long as a real prefill, and no forward is run for it.
+    Its cache has as many keys as after a real prefill, and no forward is run for it. ``text`` is
+    the number of the text's tokens, and ``room`` how many tokens may be decoded after it.
     """
     length = visual + text
     # The id of a visual token, or 0 for a target without visual tokens.
@@ -59,7 +60,8 @@ def time_decoding(
 ) -> float:
     """Returns the seconds of decoding per token after a random prefill, from the second token on.
 
-    It runs on a CPU. The draft really reads what its view keeps, and really proposes tokens.
+    The answer has ``tokens`` tokens. It runs on a CPU. The draft really reads what its view keeps,
+    which is not timed, and really proposes tokens.
     """
     prompt = prefill.prompt
     cache = prefill.cache

@@ -143,9 +143,10 @@ def _learning_rate_scale(progress: float) -> float:
 def _probe_loss(head: nn.Linear, visual: Tensor, want: Tensor) -> tuple[Tensor, list[float]]:
     """Returns the mean cross-entropy of the seven probes, and the accuracy of each.
 
-    `head` has all probes side by side. `want` is [visual tokens, 7], a class for each of PROBES.
-    The probes of shape, color, size and motion have the class 0, background. It counts a fifth in
-    the loss, and nothing in their accuracies.
+    `head` has all probes side by side. `visual` has the tower's output, [visual tokens, HIDDEN].
+    `want` is [visual tokens, 7], a class for each of PROBES. The probes of shape, color, size and
+    motion have the class 0, background. It counts a fifth in the loss, and nothing in their
+    accuracies.
     """
     logits = head(visual).view(len(visual), len(PROBES), PROBE_CLASSES)
     even_weights = torch.ones(PROBE_CLASSES)
@@ -163,8 +164,9 @@ def _probe_loss(head: nn.Linear, visual: Tensor, want: Tensor) -> tuple[Tensor, 
 def random_view(batch: Batch, ratio: float) -> Tensor:
     """Returns a random view, bool [b, visual tokens], that keeps a share `ratio` of the tokens.
 
-    One of four ways to choose is drawn: evenly over all tokens, more objects than background, more
-    tokens of some frames than of others, or half of the objects' tokens before all others.
+    At least one token of a sample is kept, unless `ratio` is 0. For the whole batch one of four
+    ways to choose is drawn: evenly over all tokens, more objects than background, more tokens of
+    some frames than of others, or half of the objects' tokens before all others.
     """
     b = len(batch.ids)
     n = visual_tokens(batch.canvas)
@@ -197,7 +199,11 @@ def _random_keep_ratio() -> float:
 def answer_logits(
     model: Any, batch: Batch, visual: Tensor | None, forward: Forward = PAIR
 ) -> Tensor:
-    """Returns a batch's logits [answer tokens, vocabulary]."""
+    """Returns a batch's logits [answer tokens, vocabulary].
+
+    `visual` has the rows of its visual tokens, [visual tokens of all samples, HIDDEN]. It is None
+    for a batch without any.
+    """
     with torch.autocast("cpu", torch.bfloat16, HAS_BF16):
         hidden = forward.decode(model, embed(model, batch.ids, visual), batch.positions)
     return F.linear(hidden[batch.labels >= 0].float(), model.lm_head.weight)
@@ -222,7 +228,10 @@ def update_running_mean(means: Any, weights: Any, steps: Any) -> None:
 
 
 class Run:
-    """The state of one stage, which is stored in `<run_dir>/<stage>.part.pt`."""
+    """The state of one stage, which is stored in `<run_dir>/<stage>.part.pt` while it trains.
+
+    `tok` is the tokenizer, and `mean` has the mean weights of the last steps.
+    """
 
     prompt_form: PromptForm = QWEN25
     forward: Forward = PAIR
@@ -278,7 +287,10 @@ class PairRun(Run):
         self.head.load_state_dict(state["head"])
 
     def teacher_logits(self, batch: Batch, visual: Tensor) -> Tensor:
-        """Returns the teacher's logits [answer tokens, vocabulary] for the same visual tokens."""
+        """Returns the teacher's logits [answer tokens, vocabulary] of a batch.
+
+        `visual` has the rows of all its visual tokens, also of those that the model does not see.
+        """
         return answer_logits(self.teacher, batch, visual, self.forward)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
@@ -338,9 +350,9 @@ def run_steps(run: Run, run_dir: Path) -> None:
         run.tok,
         stage.canvases,
         stage.tokens,
-        1000 + run.steps,
-        stage.objects,
-        stage.tasks,
+        seed=1000 + run.steps,
+        max_objects=stage.objects,
+        tasks=stage.tasks,
         probes=bool(stage.probe) or stage.drops,
         form=run.prompt_form,
     )
@@ -452,10 +464,10 @@ def train(
     pair: Path | None = None,
     smoke: bool = False,
 ) -> None:
-    """Trains these stages in order; `budget` replaces their CPU seconds.
+    """Trains these stages in the order of STAGES; `budget` replaces CPU seconds, by a stage's name.
 
-    With the folder of a `pair`, `medium` and the drafts' stages start from its models, and the
-    stages before them are skipped. With `smoke`, two minutes on one-object clips show that training
+    With the folder of a `pair`, `medium` and the drafts' stages start from its models, and
+    SKIPPED_WITH_PAIR are skipped. With `smoke`, two minutes on one-object clips show that training
     works. Each stage writes `<stage>.pt` and `<stage>.jsonl` in `run_dir`; a finished stage is not
     repeated.
     """
@@ -491,7 +503,8 @@ def load_or_make_processor(run_dir: Path, pair: Path | None = None) -> Qwen2_5_V
 def export(run_dir: Path, out: Path) -> None:
     """Writes the folders of `target`, `draft-naive` and `draft` from the latest stages of the run.
 
-    Raises FileNotFoundError if a model has no stage yet.
+    A model whose own stage has not begun gets the weights of the latest stage before it that has.
+    Raises FileNotFoundError where there is none either.
     """
     proc = load_or_make_processor(run_dir)
 
