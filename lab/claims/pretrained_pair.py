@@ -69,6 +69,7 @@ def _compare(
     claimed: Claimed,
     values: Values,
     names: Sequence[str] = DOCUMENTS,
+    not_run: str = "",
 ) -> Finding:
     """Judges methods against each other, on the same questions of each suite in ``names``.
 
@@ -81,15 +82,17 @@ def _compare(
         for label, own, other in pairs
     ]
     methods = [method for _, *both in pairs for method in both]
-    return judge_by_rule(_suites(results, names, unit, methods), unit, claimed, comparisons)
+    suites = _suites(results, names, unit, methods)
+    return judge_by_rule(suites, unit, claimed, comparisons, not_run=not_run)
 
 
 def _compare_speed(
     results: StoredResults,
     pairs: Sequence[tuple[str, str, str]],
     claimed: Claimed = HIGHER_RATIO,
+    not_run: str = "",
 ) -> Finding:
-    return _compare(results, real.SPEED, pairs, claimed, _decoding_speeds)
+    return _compare(results, real.SPEED, pairs, claimed, _decoding_speeds, not_run=not_run)
 
 
 def _compare_accepted(
@@ -122,7 +125,8 @@ def judge_standard_speedup(results: StoredResults) -> Finding:
 
 
 def judge_pruning_speedup(results: StoredResults) -> Finding:
-    return _compare_speed(results, [("SpecVLM over SD-Tree", "specvlm", "sd-tree")])
+    pairs = [("SpecVLM over SD-Tree", "specvlm", "sd-tree")]
+    return _compare_speed(results, pairs, not_run="SD-Rand")
 
 
 def judge_accuracy_kept(results: StoredResults) -> Finding:
@@ -152,12 +156,13 @@ def judge_std_speedup(results: StoredResults) -> Finding:
 
 
 def judge_std_fastest(results: StoredResults) -> Finding:
-    return _compare_speed(results, [("STD over streaming", STD, STREAMING)])
+    pairs = [("STD over streaming", STD, STREAMING)]
+    return _compare_speed(results, pairs, not_run="LayerSkip")
 
 
 def judge_std_acceptance(results: StoredResults) -> Finding:
     pairs = [("STD less streaming", STD, STREAMING)]
-    return _compare(results, real.RATE, pairs, MORE, _acceptance_rates)
+    return _compare(results, real.RATE, pairs, MORE, _acceptance_rates, not_run="LayerSkip")
 
 
 def judge_sage_acceptance(results: StoredResults) -> Finding:

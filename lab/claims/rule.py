@@ -220,6 +220,7 @@ def judge(
     claimed: Claimed,
     comparisons: Sequence[Comparison],
     premise: Premise | None = None,
+    not_run: str = "",
 ) -> Finding:
     """Returns the verdict on a claim: the only function that gives one.
 
@@ -227,6 +228,9 @@ def judge(
     - *partly*: some do, and more than the one in forty that would by chance.
     - *does not hold*: every interval lies outside it.
     - *not shown*: anything else.
+
+    ``not_run`` names rivals of the claim that the run did not have. Then what would hold holds
+    partly.
 
     Raises SuitesMissing where a comparison leaves out a suite of the run, and UnitsDiffer where
     comparisons are in different units or the range does not belong to the unit.
@@ -242,13 +246,15 @@ def judge(
         verdict = "not testable here"
         number = f"missing: {premise.text}. {number}"
     elif all(within):
-        verdict = "holds"
+        verdict = "partly" if not_run else "holds"
     elif sum(within) > CHANCE * len(within):
         verdict = "partly"
     elif all(each.is_outside(claimed) for each in comparisons):
         verdict = "does not hold"
     else:
         verdict = "not shown"
+    if not_run:
+        number = f"{number}; {not_run} was not run"
     return Finding(
         verdict,
         number,
