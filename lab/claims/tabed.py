@@ -193,6 +193,7 @@ def judge_expected_speedup(results: StoredResults) -> Finding:
 def _predicted_over_measured(
     results: StoredResults, label: str, method: str, suite: str
 ) -> Comparison:
+    """Returns the predicted speedup of decoding over the measured one, a mean over answers."""
     plain = {(a.item, a.turn): a for a in results.answers(RUN, suite, BASELINE)}
     own = {(a.item, a.turn): a for a in results.answers(RUN, suite, method)}
     predicted = {
@@ -283,7 +284,10 @@ def judge_visual_benefit(results: StoredResults) -> Finding:
 
 
 def judge_hidden_captioning(results: StoredResults) -> Finding:
-    """Judges whether a caption ends before the target's first token, for two captioners."""
+    """Judges whether a caption ends before the target's first token, for two captioners.
+
+    They were timed one after the other, in processor seconds.
+    """
     seconds = results.figure("tabed-captioners")["clips_seconds"]
     suites = results.figure_suites("tabed-captioners", CAPTION_SECONDS, tuple(seconds))
     comparisons = [
