@@ -41,7 +41,8 @@ class Layout:
     figures: Mapping[str, Cell]  # A column's head -> what its cells show.
     # Whether a suite of conversations has one column for first turns and one for later turns.
     turns: bool = False
-    average: Cell | None = None  # A figure over all columns, for a last column.
+    # A figure of the answers of all columns together, for a last column.
+    average: Cell | None = None
 
 
 def _tau_cell(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
@@ -91,7 +92,8 @@ SPEED_FIGURES = {
     "speedup": _speedup_cell,
 }
 WHOLE_FIGURES = {"speedup": partial(_speedup_cell, whole=True)}
-# The settings of methods that are calibrated for the embedded pair, in the syntax of methods.
+# By method the setting that its row prefers, in the syntax of methods. The lambda is calibrated for
+# the embedded pair. HIPPO's is its default, which stored runs name in full.
 CALIBRATED_AXES = {
     "specvlm": f"lambda={LAMBDA}",
     "specvlm-self": f"lambda={LAMBDA}",
@@ -278,7 +280,8 @@ def _table_lines(
             all_answers = [
                 answer for methods in columns.values() for answer in methods.get(method, ())
             ]
-            cells.append(layout.average(all_answers, all_answers))
+            # An average is compared with nothing, so it needs no answers of plain decoding.
+            cells.append(layout.average(all_answers, ()))
         yield f"| {label} | " + " | ".join(cells) + " |"
 
 
@@ -286,7 +289,10 @@ FIRST_ROUNDS = 10  # Rounds of an answer that have columns in SpecVLM's Table 3.
 
 
 def acceptance_by_round(by_suite: AnswersBySuite) -> Iterable[str]:
-    """Yields SpecVLM's Table 3: accepted tokens of an answer's first ten rounds, and of all."""
+    """Yields SpecVLM's Table 3: mean accepted tokens of each of the first ten rounds, and of all.
+
+    Rounds are counted from 0. A round's mean is over the answers that have so many rounds.
+    """
     if (run := _matching_row("", "specvlm", by_suite)) is None:
         return
     _, method = run
@@ -308,6 +314,8 @@ def acceptance_by_round(by_suite: AnswersBySuite) -> Iterable[str]:
         yield f"| {suite} | " + " | ".join(cells) + " |"
 
 
+# What the seconds of a row are in one answer. The rows need not add up to the last one: overlapped
+# work delays nothing, and captions have no row.
 OPERATION_SECONDS: Mapping[str, Callable[[Answer], float]] = {
     "vision": lambda answer: answer.vision,
     "target prefill": lambda answer: answer.prefill,

@@ -1,8 +1,9 @@
 """Makes the tables of docs/numbers.md, the page of main results, from stored runs alone.
 
 ``auto`` is the default method. It is compared with plain decoding, with transformers' ``generate``
-and with the best fixed method: the one that decodes a suite in the fewest seconds of all methods
-that do not choose how to draft.
+and with the best fixed method: the one that decodes a suite in the fewest seconds of all our other
+methods, plain decoding included. A fixed method never decides whether to draft, as ``auto`` does,
+but one with the shape ``fit`` decides how deep.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ QUESTIONS = {
     "shapes-qa": "answers of a few words",
     "shapes-caption-2k": "descriptions of a longer clip",
 }
-# Ratios with a goal that compare no suite with its best method, in a reader's words.
+# A reader's words for ratios with a goal, by their part and name. The ratios that compare `auto`
+# with a suite's best fixed method are not here, because `_in_words` makes their words.
 RATIOS = {
     ("whole-256", "best / ar, end to end"): "answers of exactly 256 tokens: whole, × plain",
     ("useless", "auto / ar, decoding, random weights"): "a draft of noise: decoding, × plain",
@@ -116,7 +118,10 @@ def suites(results: Path, runs: Sequence[str]) -> Iterator[str]:
 
 
 def _beside_best(by_method: Mapping[str, Sequence[Answer]]) -> str:
-    """Returns ``auto`` against the fixed method that decodes the suite in the fewest seconds."""
+    """Returns how many times as fast as the best fixed method ``auto`` decodes a suite.
+
+    Seconds are summed over all answers. The text has the name of that method too.
+    """
     seconds = {
         method: sum(answer.decode for answer in answers)
         for method, answers in by_method.items()
@@ -128,6 +133,10 @@ def _beside_best(by_method: Mapping[str, Sequence[Answer]]) -> str:
 
 
 def _speedup_text(own: Sequence[Answer], other: Sequence[Answer], whole: bool = False) -> str:
+    """Returns the median speedup of ``own`` over ``other``, question by question, as text.
+
+    Its 95 % interval follows. The speedup is of decoding, or of whole answers with ``whole``.
+    """
     interval = measures.interval(measures.speedups(own, other, whole=whole))
     assert interval is not None
     return "{:.2f} [{:.2f}, {:.2f}]".format(*interval)
@@ -141,7 +150,7 @@ def missed_goals(results: Path) -> Iterator[str]:
             if ratio["met"] is not False:
                 continue
             measured = f"{ratio['value']:.3f}"
-            if ratio["interval"] is not None:  # It needs three clips.
+            if ratio["interval"] is not None:  # With fewer than three clips there is none.
                 low, high = ratio["interval"]
                 measured += f" [{low:.2f}, {high:.2f}]"
             yield f"| {processor.name} | {_in_words(ratio)} | {measured} | {ratio['goal']} |"
@@ -160,7 +169,10 @@ def _in_words(ratio: Mapping[str, Any]) -> str:
 
 
 def requests_at_once(results: Path) -> Iterator[str]:
-    """Yields what drafting gives where several requests share the target's forwards."""
+    """Yields ``auto``'s figures over plain decoding's where requests share the target's forwards.
+
+    A first token's ratio is one of seconds, so it is above 1 where ``auto`` is the slower one.
+    """
     names = [processor.name for processor in PROCESSORS]
     heads = [f"{name}: {what}" for name in names for what in ("tokens a second", "first token")]
     yield f"| requests at once | {' | '.join(heads)} |"
@@ -215,7 +227,7 @@ def _medians(stored: Mapping[str, Any], name: str) -> dict[str, float] | None:
 
 
 def real_weights(stored: Mapping[str, Any]) -> Iterator[str]:
-    """Yields each method's tau and speed over documents, on weights that others trained.
+    """Yields each method's tau and speedup on weights that others trained: medians over documents.
 
     Only a draft on a tenth of a document is here; docs/results/real.md has the other shares.
     """

@@ -50,8 +50,10 @@ from saccade.inputs import Loaded, ask, questions
 from saccade.model.backbone import Backbone
 from saccade.world import suites as shapes
 
+# `auto`, and three methods whose shape `fit` chooses by costs how deep to draft.
 FAST = (AUTO, "sd/shape=fit", "specvlm/shape=fit", "sd/view=uniform/keep=0.1/shape=fit")
-# The methods that `auto` is compared with. `auto` itself decides by costs how to draft.
+# The methods that `auto` is compared with. In every round `auto` decides by costs whether to draft,
+# and how much. These methods never stop drafting, though `fit` chooses how deep by costs too.
 FIXED = (*FAST[1:], "sd", "specvlm", "sage", "hippo/schedule=serial", "lookup", "tabed")
 
 Recipes = Mapping[str, Recipe | None]
@@ -73,7 +75,10 @@ class Pair(questions.Pair):
 
 
 def use_random_weights(pair: Pair, inputs: Sequence[Inputs]) -> tuple[Loaded, Recipes]:
-    """Replaces the draft by an untrained one of the same architecture, vision tower included."""
+    """Replaces the draft by an untrained one of the same architecture, vision tower included.
+
+    Of the methods only `auto` runs, beside plain decoding. ``inputs`` are not needed.
+    """
     return untrained_copy(pair.draft), resolve_methods([AUTO])
 
 
@@ -261,8 +266,9 @@ def measure_part(
 ) -> InterleavedRuns:
     """Runs a part's methods on its clips and returns the timed runs.
 
-    Of a conversation, only the first question is asked. Raises OptionError if no clip of the suite
-    has an answer that is long enough.
+    ``clips`` is how many clips are used, unless the part says so itself, and ``repeat`` is how many
+    turns of each method are timed on a clip. Of a conversation, only the first question is asked.
+    Raises OptionError if no clip of the suite has an answer that is long enough.
     """
     suite = shapes.suites()[part.suite]
     settings = {"max_new_tokens": suite.setting.max_new_tokens, "do_sample": False}
@@ -304,7 +310,8 @@ def _fitting_items(
 ) -> Iterator[tuple[Item, Inputs, Item]]:
     """Yields the suite's items that fit the part: the item, its inputs, and the item after it.
 
-    An item fits if its answer by plain decoding ends by itself and is long enough for the part.
+    An item fits if its answer by plain decoding ends by itself and is long enough for the part. If
+    the part does not require a length, every item fits. After the last item comes the first.
     """
     items = list(shapes.suites()[part.suite].items())
     for item, following in zip(items, (*items[1:], items[0]), strict=True):
@@ -355,7 +362,8 @@ def differing_answers(timed: InterleavedRuns) -> list[tuple[str, str]]:
 def summary(part: Part, timed: InterleavedRuns) -> dict[str, Any]:
     """Returns what was run, and how long each method took, as the JSON of a run has it.
 
-    Times are medians over clips of medians over turns.
+    Times are medians over clips of medians over turns, and tau is over all rounds of all clips and
+    turns. "tokens" has the length of the first turn's answer on each clip.
     """
 
     def median_seconds(name: str, figure: Seconds) -> float:

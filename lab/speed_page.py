@@ -1,7 +1,8 @@
-"""Makes docs/results/speed.md, which shows every ratio of speeds that has a goal.
+"""Makes docs/results/speed.md, which shows every ratio of ``lab.speed`` and its goal if it has one.
 
 The page is made from stored runs of ``python -m lab speed`` and of ``saccade compare``. A run of
-the former consists of parts: some clips of a suite, with the methods that answered them.
+the former consists of parts: some clips of a suite, with the methods that answered them. The page
+ends with the comparisons of the latter, clip by clip.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ SACCADE_CACHE=$(mktemp -d) python -m lab speed --threads 2 --json --out docs/res
 saccade compare CLIP --every-frame --threads 2 --json
 ```
 """
-# All other methods draft in a fixed way. ``auto`` decides how to draft, and the last two draft
-# nothing.
+# The best fixed method of a clip is sought among all others. ``auto`` stops drafting where that
+# does not pay, and the last two never draft. (In `lab.ratios` and `lab.numbers` the best fixed
+# method may be plain decoding, ``ar``.)
 METHODS_NOT_FIXED = ("auto", "ar", "hf")
 COMPARISONS = {
     "compare.json": "with a C compiler",
@@ -89,7 +91,11 @@ def _ratio_row(ratio: Mapping[str, Any]) -> str:
 
 
 def _comparison_section(where: str, stored: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a row a clip: what `auto` gains, and against the fastest fixed method of that clip."""
+    """Yields a row for each clip: `auto`'s speedups over `ar`, `hf` and the fastest fixed method.
+
+    The fastest fixed method is that of the clip alone. A row of medians comes last. ``where`` says
+    in words on what kind of machine ``stored`` was run.
+    """
     yield f"### {len(stored)} clips of 2,048 visual tokens, {where}\n"
     yield (
         "| clip | tokens | `auto` / `ar`, decoding | whole | `auto` / `hf`, decoding | "

@@ -50,7 +50,8 @@ EARLY = ("hippo/early=superset", "hippo/early=all")
 TO_THE_LETTER = "hippo-paper"
 SERIAL = f"{WAITING}/schedule=serial"  # The draft and the target work in turns.
 BASELINES = {"vanilla SD": "sd", "SD-tree": "sd-tree", "SpecVLM": TREE}
-# PEARL works in parallel too, but its draft sees the whole video. ``pearl-syn`` reads early.
+# PEARL works in parallel too, but its draft sees the whole video. The draft of ``pearl-syn`` reads
+# early, so it is compared with HIPPO's early drafts.
 PEARLS: list[Pair] = [
     ("HIPPO over PEARL", WAITING, "pearl"),
     *((f"{own} over PEARL Syn-Prefill", own, "pearl-syn") for own in EARLY),
@@ -86,6 +87,10 @@ def judge_edge_bias(results: StoredResults) -> Finding:
 
 
 def judge_holistic_balance(results: StoredResults) -> Finding:
+    """Judges whether attention keeps more at the edges than the holistic score does.
+
+    Whether the holistic share is even is not judged.
+    """
     rows = results.figure("hippo-edges")["rows"]
     suites = results.figure_suites("hippo-edges", EDGE_SHARE, [CLIPS])
     comparisons = [
@@ -105,6 +110,10 @@ def judge_holistic_balance(results: StoredResults) -> Finding:
 
 
 def judge_draft_accuracy(results: StoredResults) -> Finding:
+    """Judges whether each draft answers more questions right by the whole video than by a tenth.
+
+    Only means with intervals are stored, so the comparison is not paired.
+    """
     (rows,) = results.figure("hippo-accuracy")["panels"].values()
     drafts = tuple(rows["the whole video"])
     suites = results.figure_suites("hippo-accuracy", RIGHT, drafts)
@@ -142,6 +151,7 @@ def judge_criteria(results: StoredResults) -> Finding:
 
 def judge_drafting_share(results: StoredResults) -> Finding:
     def share(answer: Answer) -> float:
+        # What a round does besides drafting and verifying does not count.
         return answer.draft / (answer.draft + answer.verify)
 
     return results.measure(RUN, DRAFTING, {"vanilla SD": ("sd", share)}, LARGE_SHARE)

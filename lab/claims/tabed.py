@@ -111,7 +111,10 @@ def judge_rank_later(results: StoredResults) -> Finding:
 
 
 def judge_close_to_best(results: StoredResults) -> Finding:
-    """Judges whether MT* is within 5 % of M, which is the best method in every suite here."""
+    """Judges whether MT* is within 5 % of M, which stands for the best of the methods.
+
+    M is not the best in every suite. An MT* that is more than 5 % above M is not within the range.
+    """
     return results.compare(
         RUN,
         BLOCK_EFFICIENCY,
@@ -122,6 +125,7 @@ def judge_close_to_best(results: StoredResults) -> Finding:
 
 
 def judge_close_to_best_later(results: StoredResults) -> Finding:
+    """Does what :func:`judge_close_to_best` does for the later turns of another run."""
     return results.compare(
         SECOND_RUN, BLOCK_EFFICIENCY, [("MT* over M", ADAPTIVE, SINGLE["M"])], SAME, turns="later"
     )
@@ -173,7 +177,8 @@ def judge_speedup(results: StoredResults) -> Finding:
 def judge_expected_speedup(results: StoredResults) -> Finding:
     """Judges Eq. 1 on each answer: the speedup tau / (gamma T_q / T_p + 1) over the measured one.
 
-    T_q is the seconds of a draft's step, and T_p those of a token of plain decoding.
+    T_q is the seconds of a draft's step, and T_p those of a token of plain decoding. Gamma is the
+    mean depth of the answer's drafts.
     """
     methods = {"M": SINGLE["M"], "MT": EQUAL, "MT*": ADAPTIVE}
     suites = results.every_suite(RUN, PREDICTED, [*methods.values()])
@@ -188,6 +193,7 @@ def judge_expected_speedup(results: StoredResults) -> Finding:
 def _predicted_over_measured(
     results: StoredResults, label: str, method: str, suite: str
 ) -> Comparison:
+    """Returns the predicted speedup of decoding over the measured one, a mean over answers."""
     plain = {(a.item, a.turn): a for a in results.answers(RUN, suite, BASELINE)}
     own = {(a.item, a.turn): a for a in results.answers(RUN, suite, method)}
     predicted = {
@@ -207,6 +213,7 @@ def judge_ensembling_cost(results: StoredResults) -> Finding:
 
 
 def judge_history_windows(results: StoredResults) -> Finding:
+    """Judges whether MT* by KL with each shorter window is within 5 % of MT* with all history."""
     taus = results.figure("tabed-window")["clips_tau"]
     suites = results.figure_suites("tabed-window", WINDOW_RATIO, [CLIPS])
     whole = dict(enumerate(taus["tabed/weights=kl"]))
@@ -218,10 +225,11 @@ def judge_history_windows(results: StoredResults) -> Finding:
 
 
 def judge_level_costs(results: StoredResults) -> Finding:
-    """Judges Remarks 1-3: a forward's seconds vary by less than 5 % along each of its arguments.
+    """Judges Remarks 1-3: a forward's seconds vary by less than 5 % with gamma, with S and with B.
 
     T_q(B, S) is a draft's step for B requests over S cached keys, and T_p(S, gamma) a target's step
-    for gamma tokens. Each is varied along one argument at the first value of the other.
+    for gamma tokens. As in the paper, T_p is varied along gamma, and T_q along S and along B, each
+    time at the first value of the other argument. The largest value is compared with the least.
     """
     data = results.figure("tabed-latency")
     t_q, t_p, _ = data["panels"].values()
@@ -276,6 +284,10 @@ def judge_visual_benefit(results: StoredResults) -> Finding:
 
 
 def judge_hidden_captioning(results: StoredResults) -> Finding:
+    """Judges whether a caption ends before the target's first token, for two captioners.
+
+    They were timed one after the other, in processor seconds.
+    """
     seconds = results.figure("tabed-captioners")["clips_seconds"]
     suites = results.figure_suites("tabed-captioners", CAPTION_SECONDS, tuple(seconds))
     comparisons = [
@@ -299,7 +311,10 @@ def judge_panels(results: StoredResults) -> Finding:
 
 
 def judge_stories_rescued(results: StoredResults) -> Finding:
-    """Judges whether MT* is above M where M fails."""
+    """Judges whether MT* is above M where M fails.
+
+    This is testable only if T is ahead of M with every draft in both story suites.
+    """
     premise = Premise("a draft that fails on them", judge_panels(results).verdict == "holds")
     pairs = [("MT* less M", ADAPTIVE, SINGLE["M"])]
     return results.compare_clips("tabed-stories", TAU_DIFFERENCE, pairs, MORE, premise=premise)

@@ -20,8 +20,9 @@ from tempfile import TemporaryDirectory
 BUSY_LOOPS = 2
 # Runs of the command in each case. The first one has an empty cache, so it times forwards.
 RUNS = 2
+# A machine passes if neither ``BusyMachine.slowdown`` nor ``tau_change`` is above its limit.
 MAX_SLOWDOWN = 3.0
-MAX_TAU_CHANGE = 0.2  # As a share of the tau that the command has alone.
+MAX_TAU_CHANGE = 0.2
 TIME_LIMIT_SECONDS = 100.0  # Of one run of the command.
 
 
@@ -42,13 +43,16 @@ class BusyMachine:
 
     @property
     def slowdown(self) -> float:
-        """How many times as long the slowest run takes beside the loops as alone."""
+        """The seconds of the slowest run beside the loops, over those of the slowest run alone."""
         longest = max(run.seconds for run in self.beside)
         return longest / max(run.seconds for run in self.alone)
 
     @property
     def tau_change(self) -> float:
-        """The largest change of tau, as a share of the last one alone."""
+        """How far tau beside the loops is from the last run's alone, as a share of the latter.
+
+        Of the runs beside the loops, the one with the largest distance counts.
+        """
         tau = self.alone[-1].tau
         return max(abs(run.tau / tau - 1) for run in self.beside)
 

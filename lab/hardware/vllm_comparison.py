@@ -87,7 +87,8 @@ def measure_turns(
     """Starts all engines and yields one record for each wave that an engine answered.
 
     A record has the row, the number of requests at once, the figures of :func:`wave_figures`, and
-    whether the answers equal those of the first engine.
+    whether the answers equal those of the first engine to the same wave. ``timeout`` is the seconds
+    that an engine's start or one wave may take. The first turn warms up and has no records.
     """
     with ExitStack() as stack:
         engines = {}
@@ -116,8 +117,10 @@ def measure_turns(
 def wave_figures(results: WaveResults) -> dict[str, Any]:
     """Returns the speeds, token counts and machine load of one wave.
 
-    Both speeds are in tokens a second: "decoding" is that after the first token of each answer, and
-    "whole" is over all the time of the wave.
+    Both speeds are in tokens a second. "decoding" leaves out the first token of each answer, and
+    divides by the longest time between an answer's first and last token. "whole" is over all the
+    time of the wave. "load" is how many processes of the machine ran or waited, a mean of the last
+    minute.
     """
     (answers,) = results.answers
     tokens = sum(map(len, answers))
@@ -136,10 +139,11 @@ def wave_figures(results: WaveResults) -> dict[str, Any]:
 def run_comparison(
     plan: Plan, path: Path, on_progress: Callable[[str], None], *, more: bool
 ) -> dict[str, Any]:
-    """Measures a plan and writes the results to ``path`` after every turn.
+    """Measures a plan, writes the results to ``path`` after every record, and returns them.
 
-    With ``more``, results of ``path``, if it exists, for other numbers of requests at once are
-    kept. Raises OptionError for a row that does not exist.
+    With ``more``, the records that ``path`` has for other numbers of requests at once are kept. The
+    environment and the settings that are written are of this run alone. Raises OptionError for a
+    row that does not exist.
     """
     unknown = [name for name in plan.rows if name not in ROWS]
     if unknown:
@@ -156,9 +160,10 @@ def run_comparison(
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a Markdown table of medians over turns.
+    """Returns a Markdown table of the records' medians over turns.
 
-    Ratios are to the first row of the same number of requests at once.
+    Ratios are to the first row of the same number of requests at once. The acceptance rate is of
+    all turns together.
     """
     lines = [
         "| at once | | decoding, tokens/s | whole, tokens/s | accepted | answers |",
@@ -181,7 +186,10 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def replace_table(page: str, table: str, begin: str = BEGIN) -> str:
-    """Returns the page with this table between the markers ``begin`` and ``END``."""
+    """Returns the page with this table between the markers ``begin`` and ``END``.
+
+    A page without these markers gets them and the table at its end.
+    """
     before, _, rest = page.partition(begin)
     _, _, after = rest.partition(END)
     return f"{before}{begin}\n\n{table}\n{END}{after}"

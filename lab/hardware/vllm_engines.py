@@ -87,6 +87,7 @@ class Engine:
     """One engine in its own process, from its start until ``close``.
 
     Raises RuntimeError with the end of the process's output if it fails or does not answer in time.
+    ``timeout`` is how many seconds the start, and later each call of ``ask``, may take.
     """
 
     def __init__(self, setup: Setup, timeout: float = 300) -> None:
@@ -130,7 +131,10 @@ class Engine:
         self.close()
 
     def _receive(self) -> dict[str, Any]:
-        """Returns the dictionary that the process replies, or raises the error that it replies."""
+        """Returns the dictionary that the process replies.
+
+        Raises RuntimeError if it replies an error, ends, or does not reply in time.
+        """
         try:
             if not self._pipe.poll(self._timeout):
                 raise RuntimeError(f"no answer in {self._timeout:g} s\n{self.output[-6000:]}")
@@ -294,5 +298,8 @@ def _with_frame_times(frames: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def clip_questions(seeds: Sequence[int], frames: int = 16, side: int = 112) -> tuple[Question, ...]:
-    """Returns one question for each clip."""
+    """Returns one question for each seed, about a clip of the scene that is drawn from it.
+
+    A clip has ``frames`` frames of ``side`` x ``side`` pixels.
+    """
     return tuple(Question(videos=((seed, frames, side),)) for seed in seeds)

@@ -84,6 +84,7 @@ def make_pipeline_row(
 
 
 def _with_draft_model(properties: dict[str, Any]) -> dict[str, Any]:
+    """Returns the argument of ``VLMPipeline`` by which it drafts with the exported draft model."""
     return {"draft_model": genai.draft_model(MODELS / "draft", "CPU", **properties)}
 
 

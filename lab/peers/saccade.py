@@ -1,8 +1,8 @@
 """Runs this library and transformers, which share one environment.
 
-A worker process (``lab.peers.worker``) imports this module, and answers with ``START_BY_ROW``: a
-row is a line of the table of engines, such as "Saccade, `auto`". Starting a row loads its models,
-and returns a function that gives one timed answer of at most so many tokens.
+A worker process (``lab.peers.worker``) imports this module and uses ``START_BY_ROW``. A row is a
+line of the table of engines, such as "Saccade, `auto`". Starting a row loads its models, and
+returns a function that gives one timed answer of at most so many tokens.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PairWithClip:
 
 @cache
 def load_task(task: Task) -> PairWithClip:
-    """Loads the embedded pair and the task's clip once."""
+    """Loads the embedded pair and the task's clip, and sets torch's threads: once for each task."""
     torch.set_num_threads(task.threads)
     target, draft = load_pair("shapes", "shapes-draft")
     assert draft is not None
@@ -93,8 +93,8 @@ def decode_with_peer(peer: Peer) -> Callable[[PairWithClip, Inputs, int], Turn]:
     def decode(own: PairWithClip, inputs: Inputs, tokens: int) -> Turn:
         settings = {"max_new_tokens": tokens, "do_sample": False}
         answer = peer(own.target, own.draft, inputs, settings)
-        # ``counted`` leaves out the tokens that came together with the first one. Only where the
-        # whole answer came together does it count all of them.
+        # ``decoded_tokens`` leaves out the tokens that came together with the first one. Only where
+        # the whole answer came together does it count all of them.
         came_together = answer.decoded_tokens == len(answer.ids)
         early = len(answer.ids) if came_together else len(answer.ids) - answer.decoded_tokens
         return Turn(answer.ids, answer.first_token_seconds, answer.total_seconds, early)

@@ -10,10 +10,13 @@ from lab.peers.rows import Task, Turn
 
 
 def engine_row(row: str) -> Callable[[Task], Callable[[int], Turn]]:
-    """Returns the function that starts the engine of a row of ``python -m lab vllm``."""
+    """Returns the function that starts the engine of a row of ``python -m lab vllm``.
+
+    Its time to the first token is that of the whole answer, less that between first and last token.
+    """
 
     def start(task: Task) -> Callable[[int], Turn]:
-        engine = Engine(vllm_comparison.engine_setup(row, 1), 600)
+        engine = Engine(vllm_comparison.engine_setup(row, most=1), timeout=600)
         wave = [Question(task.words, videos=(task.scene,))]
 
         def answer(tokens: int) -> Turn:

@@ -46,7 +46,7 @@ class AnsweredClip:
     number: int
     clip: Clip
     inputs: Inputs
-    guide: Prefill  # With the attention recorded.
+    guide: Prefill  # The target's, with the attention recorded.
     ids: tuple[int, ...]  # The greedy answer.
 
 
@@ -76,6 +76,7 @@ class Experiment:
 
     @cached_property
     def draft(self) -> Loaded:
+        """The draft of every run that is given no other: the one trained on pruned video."""
         return load("shapes-draft")
 
     def inputs(self, number: int, size: int | None = None) -> tuple[Clip, Inputs]:
@@ -148,7 +149,7 @@ class Experiment:
     def _run_timed(
         self, method: str, clip: Clip, inputs: Inputs, settings: dict[str, Any]
     ) -> Answer:
-        blank = Answer("shapes", "", 0, method)  # The suite, no item yet, turn 0, and the method.
+        blank = Answer(suite="shapes", item="", turn=0, method=method)
         if method not in PEERS:
             return replace(
                 blank, **records.result_fields(self.answer(method, clip, inputs, **settings))
@@ -194,10 +195,9 @@ class Experiment:
     def answer_clip(self, number: int, clip: Clip, inputs: Inputs) -> AnsweredClip:
         """Prefills and answers any question about a clip."""
         guide = agreement.prefill_with_attention(self.target.backbone, inputs)
+        # The view ``text`` puts a newline in the place of a video.
         newline = self.target.tokenizer.encode("\n", add_special_tokens=False)
-        guide = replace(
-            guide, replacement_texts={"newline": (tuple(newline),)}
-        )  # The view ``text`` needs it.
+        guide = replace(guide, replacement_texts={"newline": (tuple(newline),)})
         return AnsweredClip(number, clip, inputs, guide, self.answer("ar", clip, inputs).ids)
 
     def draft_logits(
@@ -208,7 +208,10 @@ class Experiment:
         return agreement.draft_logits(draft, self.target, clip.guide, resolved_view, clip.ids)
 
     def draft_agreement(self, clip: AnsweredClip, view: str, draft: Loaded) -> list[bool]:
-        """Returns whether the draft's arg-max is the target's token, at every place."""
+        """Returns for each token of the target's answer whether the draft's arg-max is that token.
+
+        The draft sees the clip under the named view.
+        """
         return agreement.agreeing_tokens(draft, self.target, clip.guide, view, clip.ids)
 
     def taus_by_view(
@@ -216,8 +219,9 @@ class Experiment:
     ) -> dict[str, list[float]]:
         """Returns the tau of a greedy chain of five under each view, clip by clip.
 
-        Clips are counted from ``first`` on. A view has its name and axes (``specvlm/keep=0.1``),
-        and a random one has the mean tau of ``RANDOM_DRAWS`` draws.
+        The clips are as many as the experiment has, from number ``first`` on. A view is given by
+        its name and axes (``specvlm/keep=0.1``). The random view has the mean tau of
+        ``RANDOM_DRAWS`` draws for each clip, where its name has axes (``random/keep=0.1``).
         """
         taus: dict[str, list[float]] = {view: [] for view in views}
         for number in range(first, first + self.clips):
@@ -229,7 +233,7 @@ class Experiment:
 
 
 def _random_draws(view: str) -> list[str]:
-    """Returns the names of a random view's draws, or a view that is not random by itself."""
+    """Returns the names of a random view's draws. Of any other view it returns the name alone."""
     if not view.startswith("random/"):
         return [view]
     return [f"{view}/draw={number}" for number in range(RANDOM_DRAWS)]
@@ -247,6 +251,6 @@ def interval_over_clips(
 def rounded_taus(taus: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     """Returns taus clip by clip, rounded for a figure's JSON.
 
-    The claims compare views on the same clips by them.
+    The claims compare methods and views on the same clips by these lists.
     """
     return {name: [round(tau, 4) for tau in own] for name, own in taus.items()}

@@ -1,7 +1,7 @@
 """Measures and draws the pictures of ``docs/methods``: what each paper's method does.
 
-One function for each paper runs the embedded pair on clips that it was never trained on, and
-returns numbers that are saved as JSON.
+One function for each paper but SpecVLM runs the embedded pair on clips that it was never trained
+on, and returns numbers that are saved as JSON.
 """
 
 from __future__ import annotations
@@ -42,12 +42,19 @@ def measure_sparse_to_dense(experiment: Experiment) -> Data:
 
 
 def _panel_over_shares(across: str, size: int, shares: Sequence[float], panel: Data) -> Data:
+    """Returns the data of a figure with one panel: taus over shares of ``size`` visual tokens.
+
+    ``panel`` has by method one tau for each share. ``across`` names the horizontal axis.
+    """
     at = [round(share * size) for share in shares]
     return {"x": f"{across}, of {size} (log scale)", "at": at, "panels": {TAU: panel}}
 
 
 def measure_tabed(experiment: Experiment) -> Data:
-    """Measures the weights of every round of the first clip."""
+    """Measures the weight of each view in every round of the first clip, and methods' mean taus.
+
+    The taus are means over all clips of the experiment.
+    """
     panels = {}
     for method in ("tabed", "tabed-mtcp"):
         views = resolve(method).view.name.split("+")
@@ -58,7 +65,11 @@ def measure_tabed(experiment: Experiment) -> Data:
 
 
 def measure_sage(experiment: Experiment) -> Data:
-    """Measures the tree of every round of the first clip, and what was accepted of it."""
+    """Measures SAGE's and SpecVLM's tree of every round of the first clip, and methods' mean taus.
+
+    Of a tree these are its nodes, its depth and its accepted tokens. The taus are means over all
+    clips of the experiment.
+    """
     panels: Data = {"nodes\n(tokens)": {}, "depth\n(levels)": {}, "accepted\n(tokens)": {}}
     for method in ("sage", "specvlm"):
         trees = zip(*map(_tree_sizes, experiment.rounds(method)), strict=True)
@@ -74,7 +85,10 @@ def _tree_sizes(round: RoundRecord) -> tuple[int, int, int]:
 
 
 def measure_hippo(experiment: Experiment) -> Data:
-    """Measures what two views keep of the first clip, and how many tokens each round verified."""
+    """Measures what two views keep of the first clip, and how many tokens each round verified.
+
+    The rounds are HIPPO's on that clip. The mean taus of four methods, over all clips, come too.
+    """
     rounds = experiment.rounds("hippo")
     return {
         **measure_kept_cells(experiment, 0, HIPPO_VIEWS),
@@ -120,7 +134,8 @@ def draw_strips(data: Data) -> Figure:
 def draw_veiled_frames(figure: FigureBase, data: Data, number: int = 0) -> None:
     """Draws a row of a clip's frames for each view, veiled where it drops a visual token.
 
-    A cell is the part of a frame that one visual token stands for.
+    A cell is the part of a frame that one visual token stands for. ``number`` is that of the clip
+    which ``data`` was measured on, because the data has no pixels.
     """
     pictures = agreement.unseen_clip(number, data["size"])[1].frames
     times, high, wide = data["grid"]

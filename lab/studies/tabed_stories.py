@@ -1,4 +1,4 @@
-"""TABED's five-panel stories: whether a draft that never saw several pictures fails on them.
+"""TABED's five-panel stories: whether a draft fails on five pictures after training on one or two.
 
 A story is a prompt of five pictures. ``python -m lab figure tabed-stories`` runs this study, and
 ``lab.claims.tabed`` judges two claims by it.
@@ -29,7 +29,7 @@ METHODS = {
     "MT*": "tabed",
     "MTCP*": "tabed-mtcp",
 }
-# The story suites by the draft that answers them: a verdict compares over all of these.
+# A name for each pair of a story suite and a draft. A claim is judged over all of these rows.
 ROWS = tuple(f"{suite.name}, {what}" for suite in stories.SUITES for what in DRAFTS)
 
 

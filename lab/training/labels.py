@@ -34,10 +34,10 @@ def token_labels(
 
     The arrays are int64 [frames/temporal, height/cell, width/cell]. `shape`, `color`, `size` and
     `motion` are 0 for background, else 1 + the index in SHAPES, COLORS, SIZES or MOTIONS of the
-    object with most pixels in the token. Every token has a `row` and a `col` (0..2), and a `time`
-    (the quarter of the clip, 0..3). A token covers `temporal` frames of `cell` x `cell` pixels.
-    Pixels and frames that do not fill a token are left out, but a single frame makes tokens of one
-    frame.
+    object with most pixels in the token. Every token has a `row` and a `col` (thirds of the frame,
+    0..2), and a `time` (the quarter of the clip, 0..3). A token covers `temporal` frames of `cell`
+    x `cell` pixels. Pixels and frames that do not fill a token are left out, but a single frame
+    makes tokens of one frame.
     """
     width = height if width is None else width
     temporal = min(temporal, frames)
@@ -132,8 +132,8 @@ def content_words(text: str) -> list[tuple[int, int, str]]:
     """Returns (start, end, kind) of the words that depend on the pixels, in order of `start`.
 
     The kinds are colour, shape, size, where, count, motion, time, event, texture and truth (yes or
-    no). `start` and `end` are places in `text`. A span may have two or three words, such as 'stays
-    still'; spans never overlap.
+    no). `start` and `end` are places in `text`. A span may have several words, such as 'stays
+    still' or 'middle of the clip'; spans never overlap.
     """
     spans: list[tuple[int, int, str]] = []
     used = bytearray(len(text))

@@ -17,9 +17,10 @@ from saccade.inputs import load
 from saccade.world.train_draft.samples import Canvas
 
 FOLDERS = ("target", "draft-naive", "draft")
-# Columns of the accuracy table: all tokens, those of content words, and content words by kind.
+# Columns of the accuracy table: all tokens, those of content words, and content words by kind. The
+# kinds "event" and "truth" (`lab.training.labels`) count as content words and have no column.
 KINDS = ("all", "content", "colour", "shape", "size", "where", "count", "motion", "time", "texture")
-CURVE_POINTS = 60  # About how many points a learning curve is averaged to.
+CURVE_POINTS = 60  # A long learning curve is averaged to this many points or up to twice as many.
 # Of a step: the stage's CPU seconds so far, the loss in nats, and the accuracy on content words.
 CURVE_FIELDS = ("cpu_s", "ce", "content")
 
@@ -35,9 +36,11 @@ def measure(
 ) -> dict[str, Any]:
     """Measures every number of the page.
 
-    ``folder`` has the three models. Learning curves come from the training run in ``run_dir``, or
-    from ``before``, the results that are stored already, if there is no such run. ``sizes`` are
-    numbers of visual tokens.
+    ``folder`` has the three models whose accuracy is measured. Whole answers and agreement are
+    measured on the installed pair (``load``), whatever ``folder`` is. Learning curves come from the
+    training run in ``run_dir``, or from ``before``, the results that are stored already, if there
+    is no such run. ``clips`` is how many clips of each size are used, and ``sizes`` are numbers of
+    visual tokens.
     """
     accuracy: dict[str, Any] = {}
     for size in sizes:
@@ -69,7 +72,9 @@ def measure(
 def learning_curves(run_dir: Path) -> dict[str, list[dict[str, float]]]:
     """Returns each stage's accuracy on content words and loss over CPU seconds.
 
-    Each curve is averaged to about ``CURVE_POINTS`` points.
+    ``run_dir`` has a log for each stage, and the stages are in the order in which these were
+    written last. Each point is the mean of equally many steps, and ``CURVE_POINTS`` says how many
+    points there are. Steps at the end that do not fill a point are left out.
     """
     curves = {}
     for path in sorted(run_dir.glob("*.jsonl"), key=lambda path: path.stat().st_mtime):
@@ -144,7 +149,10 @@ def page(results: dict[str, Any], figure_name: str | None, command: str) -> str:
 
 
 def draw_curves(results: dict[str, Any], path: Path) -> None:
-    """Draws the learning curves with one panel a stage, readable in grey."""
+    """Draws the learning curves with one panel a stage, readable in grey.
+
+    Both curves share an axis from 0 to 1, so a loss above 1 nat is not seen.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
