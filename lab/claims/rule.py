@@ -4,9 +4,9 @@ A verdict compares values of the same item, in one unit, over every suite of the
 Each comparison is a mean with its 95 % bootstrap interval over items. Two kinds have another
 interval: stored means whose items are not stored (``of_intervals``), and arithmetic, which has no
 spread (``computed``). A claim states a range for a comparison: mostly one of the named ranges
-below, or the numbers that a paper prints (``printed``).
-``judge`` then gives the verdict, in the same way for every claim. A module for each paper, such as
-``lab.claims.sage``, makes the comparisons.
+below, or the numbers that a paper prints (``printed``). ``judge`` then gives the verdict, in the
+same way for every claim. A module for each paper, such as ``lab.claims.sage``, makes the
+comparisons.
 """
 
 from __future__ import annotations
@@ -341,10 +341,11 @@ def _number_text(claimed: Claimed, comparisons: Sequence[Comparison]) -> str:
 
 
 def _named_interval(each: Comparison, among: Sequence[Comparison]) -> str:
-    """Returns a comparison as text: its label and suite where these differ, and its interval.
+    """Returns a comparison as text: its interval, after the names that tell it from the others.
 
-    "These differ" means among the comparisons ``among``, which are shown together. The label of
-    arithmetic always stands there. If the interval has no width, only the mean is shown.
+    The label is named if ``among``, the comparisons that are shown together, have several labels,
+    and the suite if they have several suites. Arithmetic always has its label. If the interval has
+    no width, only the mean is shown.
     """
     names = []
     if each.suite == ARITHMETIC.source or len({other.label for other in among}) > 1:

@@ -2,10 +2,10 @@
 
 SpecVLM shows the draft a tenth of the video: the tokens with the most attention of the text (stage
 I, up to the share lambda of the text's attention on the video) and an even sample of the others
-(stage II). Its names
-for what it is compared with: SD-Tree drafts the same tree from the whole video, SD-Rand from a
-random tenth, and in self-SD the target drafts for itself. ``lab.claims`` makes its page from
-``CLAIMS``, and ``lab.claims.draft_model`` judges some of these claims again with another draft.
+(stage II). Its names for what it is compared with: SD-Tree drafts the same tree from the whole
+video, SD-Rand from a random tenth, and in self-SD the target drafts for itself. ``lab.claims``
+makes its page from ``CLAIMS``, and ``lab.claims.draft_model`` judges some of these claims again
+with another draft.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def examine_pair(target: str, draft: str, tokens: int = 8192, keep: float = 0.1)
     """Returns what a published pair needs and may gain in bfloat16 on a GPU with enough memory.
 
     The prompt has ``tokens`` tokens, and ``ANSWER_TOKENS`` of an answer come after them. The draft
-    reads the share ``keep`` of both together, because no token is known to be visual here.
+    reads the share ``keep`` of both together, be they visual tokens or text.
     """
     return examine(
         (target, CONFIGS[target]()),

@@ -27,7 +27,7 @@ from saccade.world.suites import DEFAULT_LENGTH, LENGTHS, suites
 EDGE = 0.1  # The share of a frame's height that is its top, and that is its bottom.
 EDGE_VIEWS = ("attention", "specvlm", "holistic", "random", "uniform")  # Each keeps a tenth.
 KEPT_VIEWS = ("attention", "specvlm", "holistic", "random", "dycoke")  # Each keeps a tenth.
-# The view of the draft, by what the figure's row calls that which the draft sees.
+# The rows of Fig. 3 by what the draft sees of the video, each with the view that shows it that.
 VIEW_BY_ROW = {
     "the whole video": "full",
     "attention": "attention",
