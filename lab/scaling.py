@@ -1,9 +1,11 @@
 """Predicts what a large pair needs and costs on several GPUs, by arithmetic on published numbers.
 
 ``python -m lab scaling`` prints the tables of docs/results/scaling.md. Nothing here was timed. A
-forward takes as long as the slower of two things: reading its bytes (every weight it passes through
-and every cached key, once) and doing its operations. Under tensor parallelism it also waits for two
-all-reduces in every layer. ``ASSUMED`` and ``GPUS`` have what is assumed.
+forward of decoding takes as long as the slower of two things: reading its bytes (every weight it
+passes through and every cached key, once) and doing its operations. A prefill and a vision tower
+take as long as their operations, at an assumed utilisation. Under tensor parallelism a forward of
+the target also waits for two all-reduces in every layer. ``ASSUMED`` and ``GPUS`` have what is
+assumed.
 
 T(n) is the seconds of a forward of the target that decodes n tokens of a request at once: 1 in
 plain decoding, and the nodes of a tree with the token before them in verification.
@@ -115,7 +117,10 @@ class Plan:
 
     @property
     def drafted_seconds(self) -> float:
-        """Seconds of decoding an answer with drafts, at the reported acceptance."""
+        """Seconds of decoding an answer with drafts, at the reported acceptance.
+
+        A level of the draft's tree counts as one draft step of a single token.
+        """
         reported = ASSUMED.reported
         round_seconds = reported.levels * self.draft_step_seconds + self.verify_seconds
         return ASSUMED.answer_tokens / reported.tau * round_seconds
@@ -242,12 +247,13 @@ def fitting_plans(
 ) -> Iterator[Plan]:
     """Yields the plans that fit into memory, for every kind of GPU.
 
-    Under PP that is the smallest number of GPUs that fits. Under TP it is that number and the
-    larger ones, because a forward gets faster with more of them.
+    Under PP that is the smallest number of GPUs that fits. Under TP these are all numbers that fit,
+    because a forward gets faster with more GPUs.
     """
     for gpu in GPUS:
         for way in ways:
-            # A KV head cannot be split over GPUs. On one GPU, PP would be the same as TP.
+            # TP cannot split a KV head over GPUs, and PP is given the same numbers of GPUs. On one
+            # GPU, PP would be the same as TP.
             counts = [
                 count
                 for count in GPU_COUNTS

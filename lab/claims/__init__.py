@@ -126,10 +126,11 @@ def _findings() -> Iterable[str]:
 def _machines_table(
     findings: Mapping[str, list[tuple[Claim, Finding]]], results: StoredResults
 ) -> Iterable[str]:
-    """Yields on which machine each run and figure was made by which some claim is judged.
+    """Yields the table of the machines on which the runs and figures were made that decide claims.
 
-    Those that are judged by seconds, which depend on the machine, have rows apart from those that
-    are judged by counts of tokens.
+    A row is a machine with its runs and figures. Where claims are judged by seconds, which depend
+    on the machine, the row is apart from that where counts of tokens decide. A run of both kinds of
+    claims is in two rows.
     """
     deciding = {
         (finding.source, any(each.unit.is_time for each in finding.comparisons))
@@ -150,7 +151,7 @@ def _machines_table(
 
 
 def _outdated_table() -> Iterable[str]:
-    """Yields which stored runs are outdated and why; nothing where none is."""
+    """Yields the table of the outdated stored runs and of the reasons; nothing if none is."""
     if not OUTDATED:
         return
     yield from ("", "## Runs that are outdated", "")
@@ -170,7 +171,10 @@ def _real_weights_cell(claim: Claim, results: StoredResults) -> str:
 
 
 def _extent(finding: Finding) -> str:
-    """Returns the visual tokens, and suites x items, that a verdict is over."""
+    """Returns the visual tokens, and suites x items, that a verdict is over.
+
+    Where there are no items, the name of what decided stands in the place of suites x items.
+    """
     count = f"{finding.suites} x {finding.items}" if finding.items else finding.source
     return f"{finding.visual_tokens or 'none'}; {count}"
 

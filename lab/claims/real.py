@@ -54,7 +54,7 @@ def _rows(results: StoredResults, kind: str, file: str | None = None) -> Sequenc
 def _values(
     results: StoredResults, method: str, value: Callable[[Row], float], file: str | None = None
 ) -> dict[Hashable, float]:
-    """Returns one number of each document's answer."""
+    """Returns ``value`` of a method's answer about each document, by the document's name."""
     rows = _rows(results, "measured", file)
     return {row["document"]: value(row) for row in rows if row["method"] == method}
 
@@ -63,7 +63,8 @@ def _of_sets(results: StoredResults, chosen: str, what: str, keep: float) -> dic
     """Returns one number of the set that ``chosen`` names, by document.
 
     ``what`` is "mass", the share of the attention that the set gets, or "agrees", the share of next
-    tokens that stay the same when only the set is seen. The set has the share ``keep`` of tokens.
+    tokens that stay the same when only the set is seen. The set has the share ``keep`` of the
+    document's tokens.
     """
     rows = _rows(results, "looked")
     return {
@@ -149,7 +150,8 @@ def judge_fewer_keys(results: StoredResults) -> Finding:
     """Judges Sec. 3.3's condition on documents: alpha > (K + m_t) / (m_v + m_t) + 1 / gamma.
 
     K, "kept", is the number of the document's tokens that the draft attends to. The document has
-    m_v tokens, and the text beside it has m_t.
+    m_v tokens, and the text beside it has m_t. Gamma is ``GAMMA``, the length of a whole draft, for
+    every answer, though the last drafts of an answer may be shorter.
     """
     unit = sparse_to_dense.KEYS
 
@@ -242,7 +244,7 @@ JUDGES: Mapping[Judge, Judge] = {
 
 
 def cell(claim: Claim, results: StoredResults) -> str:
-    """Returns a claim's verdict over documents for the page, or nothing where none judges it."""
+    """Returns a claim's verdict on this model for the page, or "" if ``JUDGES`` lacks the claim."""
     judge = JUDGES.get(claim.judge)
     return "" if judge is None else cell_text(judge(results))
 

@@ -1,10 +1,12 @@
 """Judges a claim by the one rule of the claims page.
 
 A verdict compares values of the same item, in one unit, over every suite of the run that decides.
-Each comparison is a mean with its 95 % bootstrap interval over items. A claim states a range for
-it: mostly one of the named ranges below, or the numbers that a paper prints (``printed``).
-``judge`` then gives the verdict, in the same way for every claim. A module for each paper, such as
-``lab.claims.sage``, makes the comparisons.
+Each comparison is a mean with its 95 % bootstrap interval over items. Two kinds have another
+interval: stored means whose items are not stored (``of_intervals``), and arithmetic, which has no
+spread (``computed``). A claim states a range for a comparison: mostly one of the named ranges
+below, or the numbers that a paper prints (``printed``). ``judge`` then gives the verdict, in the
+same way for every claim. A module for each paper, such as ``lab.claims.sage``, makes the
+comparisons.
 """
 
 from __future__ import annotations
@@ -56,7 +58,10 @@ class Unit:
 
 @dataclass(frozen=True)
 class Claimed:
-    """The range that a claim says a comparison lies in; an interval has to lie within it whole."""
+    """The range, without its ends, that a claim says a comparison lies in.
+
+    An interval has to lie within it whole.
+    """
 
     low: float
     high: float
@@ -74,7 +79,7 @@ MOST = Claimed(0.5, math.inf, "value")
 def printed(
     low: float, high: float = math.inf, compared_by: Literal["ratio", "value"] = "ratio"
 ) -> Claimed:
-    """Returns the range of numbers that a paper prints."""
+    """Returns the range of numbers that a paper prints; without ``high`` all above ``low``."""
     return Claimed(low, high, compared_by)
 
 
@@ -95,7 +100,7 @@ class Premise:
 class Suites:
     """The run or figure that decides, with every suite it has.
 
-    ``outdated`` says why the run cannot decide any more, or is empty.
+    ``outdated`` is empty if the run can decide, and else says why it cannot any more.
     """
 
     source: str  # The name of the run, figure or file.
@@ -128,18 +133,18 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Finding:
-    """A verdict, and the numbers it was computed from in words.
+    """A verdict, and in words the numbers that it was computed from.
 
-    Only ``judge`` and the two functions below it make one.
+    Only ``judge``, ``not_testable`` and ``_without_numbers`` make one.
     """
 
     verdict: Verdict
-    number: str
+    number: str  # The comparisons as text, or why there are none.
     source: str = ""  # The run or figure that decided.
-    unit: str = ""
-    visual_tokens: str = ""
-    suites: int = 0
-    items: int = 0
+    unit: str = ""  # The unit's name.
+    visual_tokens: str = ""  # As those of ``Suites``.
+    suites: int = 0  # How many there are.
+    items: int = 0  # Of the suite with the fewest.
     comparisons: tuple[Comparison, ...] = ()
 
 
@@ -152,7 +157,8 @@ def paired(
 ) -> Comparison:
     """Returns the mean difference, or mean ratio, of two values of the same items.
 
-    An item whose ratio would be to zero is left out.
+    The unit says which of the two. An item whose ratio would be to zero is left out, and is not in
+    the comparison's count of items.
     Raises OptionError where the two do not have the same items.
     """
     if own.keys() != other.keys():
@@ -180,8 +186,9 @@ def of_intervals(
     """Compares two stored means with intervals, where the values of items are not stored.
 
     The interval of the comparison is as wide as the two can make it: from the lower end of one with
-    the upper end of the other, to the reverse. [3, 4] less [1, 2] becomes [1, 3]. ``other`` may be
-    a number.
+    the upper end of the other, to the reverse. [3, 4] less [1, 2] becomes [1, 3]. ``own`` and
+    ``other`` are (mean, low, high), and ``other`` may be a float in the place of all three. Some
+    figures store medians in the place of means; they are compared in the same way.
     """
     own_mean, own_low, own_high = own
     other_mean, other_low, other_high = (other,) * 3 if isinstance(other, float) else other
@@ -200,7 +207,8 @@ def computed(label: str, unit: Unit, value: float) -> Comparison:
 def worst_case(unit: Unit, claimed: Claimed, cases: Mapping[str, float]) -> Comparison:
     """Returns the case of arithmetic that is farthest outside the claimed range.
 
-    A theorem claims every case, so its worst one decides.
+    If all lie inside, it is the one nearest to an end. ``cases`` has the value of each case by its
+    name. A theorem claims every case, so its worst one decides.
     """
 
     def distance(name: str) -> float:
@@ -222,15 +230,19 @@ def judge(
     premise: Premise | None = None,
     not_run: str = "",
 ) -> Finding:
-    """Returns the verdict on a claim: the only function that gives one.
+    """Returns the verdict on a claim, by the same rule for all of them.
 
+    Of these verdicts the first that applies is given:
+
+    - *to be run again*: the run is outdated.
+    - *not testable here*: the premise is not met.
     - *holds*: every interval lies within the claimed range.
     - *partly*: some do, and more than the one in forty that would by chance.
     - *does not hold*: every interval lies outside it.
     - *not shown*: anything else.
 
-    ``not_run`` names rivals of the claim that the run did not have. Then what would hold holds
-    partly.
+    A comparison of fewer than ``MIN_ITEMS`` items is neither within nor outside. ``not_run`` names
+    rivals of the claim that the run did not have. Then what would hold holds partly.
 
     Raises SuitesMissing where a comparison leaves out a suite of the run, and UnitsDiffer where
     comparisons are in different units or the range does not belong to the unit.
@@ -268,12 +280,12 @@ def judge(
 
 
 def not_testable(premise: str, unit: Unit) -> Finding:
-    """Returns that the premise is missing, where there is no number to show either."""
+    """Returns the finding "not testable here" for a missing premise and no number to show."""
     return _without_numbers("not testable here", premise, unit, NO_RUN)
 
 
 def _without_numbers(verdict: Verdict, why: str, unit: Unit, suites: Suites) -> Finding:
-    """Returns a finding without an interval, which says what one would be of."""
+    """Returns a finding without comparisons, with the unit and suites that they would have had."""
     return Finding(
         verdict,
         why,
@@ -333,7 +345,12 @@ def _number_text(claimed: Claimed, comparisons: Sequence[Comparison]) -> str:
 
 
 def _named_interval(each: Comparison, among: Sequence[Comparison]) -> str:
-    """Returns an interval as text, after those names of it that tell it from the others."""
+    """Returns a comparison as text: its interval, after the names that tell it from the others.
+
+    The label is named if ``among``, the comparisons that are shown together, have several labels,
+    and the suite if they have several suites. Arithmetic always has its label. If the interval has
+    no width, only the mean is shown.
+    """
     names = []
     if each.suite == ARITHMETIC.source or len({other.label for other in among}) > 1:
         names.append(each.label)

@@ -63,7 +63,10 @@ def judge_agreement(results: StoredResults) -> Finding:
 
 
 def judge_five_tokens(results: StoredResults) -> Finding:
-    """Judges whether five tokens in a row are accepted as often as one to the fifth power."""
+    """Judges whether five tokens in a row are accepted as often as independent ones would be.
+
+    That is the acceptance rate of one token, to the fifth power.
+    """
     suites = results.every_suite(RUN, FIVE_TOKENS, [EIGHTH])
     comparisons = [
         alone(
@@ -84,7 +87,8 @@ def five_token_ratio(answer: Answer) -> float | None:
     It is about 1 where the acceptance of a token does not depend on the tokens before it. Only
     rounds that drafted five tokens or more count. None where there are no such rounds, or none of
     their tokens was accepted. The per-token share is over the drafted tokens that were judged:
-    those up to and with the first refusal.
+    those up to and with the first refusal. A round in which the answer ended before its draft did
+    counts as if the next token had been refused.
     """
     rounds = [
         (accepted, drafted)
@@ -110,7 +114,7 @@ def judge_key_peak(results: StoredResults) -> Finding:
 def _judge_peak(results: StoredResults, figure: str) -> Finding:
     """Judges whether the fastest setting is neither the smallest nor the largest that was measured.
 
-    The best of the settings between them has to be faster than both.
+    The setting between them with the highest median speed has to be faster than both.
     """
     data = results.figure(figure)
     speeds = data["panels"]["times as fast as ar (decoding)"]["std"]
@@ -134,7 +138,8 @@ def judge_fewer_keys(results: StoredResults) -> Finding:
     """Judges Sec. 3.3's condition for reading fewer keys than plain decoding.
 
     It is alpha > (K + m_t) / (m_v + m_t) + 1 / gamma: alpha is the acceptance rate, and m_v and m_t
-    are the visual and the text tokens of the prompt.
+    are the visual and the text tokens of the prompt. Gamma is an answer's mean number of drafted
+    tokens in a round, which is below the setting where drafts end early.
     """
 
     def margin(answer: Answer) -> float:
@@ -165,16 +170,18 @@ def judge_speedup(results: StoredResults) -> Finding:
     data = results.figure("std-batch")
     speed = data["rows"]["std"]["speed"]
     turns = len(data["turns"]["std"])
-    # One batch is decoded in several turns, so the items of this comparison are turns, not clips.
+    # The one batch is decoded several times, in turns with other methods. A turn gives one speed,
+    # so the items of this comparison are turns, not clips.
     suites = results.figure_suites("std-batch", BATCH_SPEED, [CLIPS])
     comparison = of_intervals("std", CLIPS, BATCH_SPEED, speed, other=1.0, items=turns)
     return judge_by_rule(suites, BATCH_SPEED, printed(1.59), [comparison])
 
 
 def judge_batches(results: StoredResults) -> Finding:
-    """Judges an eighth of the keys, eight questions at once.
+    """Judges the speed of decoding with an eighth of the keys, eight questions at once.
 
-    The questions of a batch share its seconds, so a batch is one item.
+    It is compared with plain decoding of the same batch. The questions of a batch share its
+    seconds, so a batch is one item.
     """
     suites = results.every_suite(BATCHES, DECODING_SPEED.unit, [EIGHTH])
     comparisons = [
@@ -190,7 +197,10 @@ def judge_batches(results: StoredResults) -> Finding:
 
 
 def _batch(results: StoredResults, suite: str, method: str) -> dict[str, float]:
-    """Returns a suite's one batch with the mean speed of its questions."""
+    """Returns the mean speed of decoding over a suite's questions, which are one batch.
+
+    It is the value of the one item that the suite then has.
+    """
     speeds = results.values(BATCHES, suite, method, DECODING_SPEED.measure, "all")
     return {"one batch": mean(speeds.values())}
 

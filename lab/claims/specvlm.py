@@ -1,10 +1,11 @@
 """SpecVLM's claims, and how each is judged on the embedded pair.
 
 SpecVLM shows the draft a tenth of the video: the tokens with the most attention of the text (stage
-I, up to the share lambda of all attention) and an even sample of the others (stage II). Its names
-for what it is compared with: SD-Tree drafts the same tree from the whole video, SD-Rand from a
-random tenth, and in self-SD the target drafts for itself. ``lab.claims`` makes its page from
-``CLAIMS``, and ``lab.claims.draft_model`` judges some of these claims again with another draft.
+I, up to the share lambda of the text's attention on the video) and an even sample of the others
+(stage II). Its names for what it is compared with: SD-Tree drafts the same tree from the whole
+video, SD-Rand from a random tenth, and in self-SD the target drafts for itself. ``lab.claims``
+makes its page from ``CLAIMS``, and ``lab.claims.draft_model`` judges some of these claims again
+with another draft.
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ from saccade.bench.comparison import BASELINE
 from saccade.bench.measures import Interval
 from saccade.bench.records import Answer
 
-RUN, LONG_RUN, TREE = "specvlm-2k", "specvlm-8k", CALIBRATED
+RUN, LONG_RUN = "specvlm-2k", "specvlm-8k"
+TREE = CALIBRATED  # SpecVLM itself, at its best lambda for this pair; SD-Tree is "sd-tree".
 REPACKED = f"{TREE}/positions=repacked"
 EAGLE = f"{TREE}/shape=eagle-2"
 SELF_DRAFTED = f"specvlm-self/lambda={LAMBDA}"
 RANDOM = "sd-tree/view=random/keep=0.1"
-KEEPS = ("0.50", "0.30", "0.20", "0.10", "0.05", "0.02")  # Shares, as the figure's keys have them.
+KEEPS = ("0.50", "0.30", "0.20", "0.10", "0.05", "0.02")  # Kept shares, as in the figure's keys.
 # The share of the attention on a video that its most attended tenth gets. The first unit compares
 # two kinds of queries by it, and the second compares it with a number.
 SHARE_OF_ATTENTION = Unit("share of attention on the top tenth", "difference")
@@ -128,7 +130,8 @@ def judge_accuracy_kept(results: StoredResults) -> Finding:
 def _judge_random_pruning(results: StoredResults, pruned: float) -> Finding:
     """Judges what pruning this share of the video at random leaves of the accepted tokens.
 
-    Up to a half pruned the paper claims that they stay the same, and beyond it that they fall.
+    Up to a half pruned the paper claims that they stay the same (``SAME``), and beyond it that they
+    fall, which is to below that range. The suites are the figure's drafts.
     """
     data = results.figure("specvlm-sensitivity")
     (lines,) = data["panels"].values()
@@ -201,7 +204,10 @@ def judge_both_stages(results: StoredResults) -> Finding:
 def _judge_choices(
     results: StoredResults, figure: str, better: tuple[str, ...], worse: tuple[str, ...]
 ) -> Finding:
-    """Judges whether each of some ways to choose a tenth beats each of others, clip by clip."""
+    """Judges whether the ways to choose a tenth in ``better`` accept more than those in ``worse``.
+
+    Each of the first is compared with each of the second, clip by clip.
+    """
     pairs = [
         (f"{own} less {other}", f"{own}/keep=0.1", f"{other}/keep=0.1")
         for own in better
@@ -211,12 +217,18 @@ def _judge_choices(
 
 
 def first_rounds_ratio(accepted: tuple[int, ...]) -> float:
-    """Returns accepted tokens of the first ten rounds over those of all rounds, per round."""
+    """Returns accepted tokens per round in the first ten rounds, over those in all rounds.
+
+    For an answer of ten rounds or fewer the two are the same, so this is 1.
+    """
     return mean(accepted[:10]) / mean(accepted)
 
 
 def first_round_gain(accepted: tuple[int, ...]) -> float:
-    """Returns by how much the first round accepts more than the nine after it."""
+    """Returns how many tokens more the first round accepts than the mean of the nine after it.
+
+    An answer may have fewer than nine after it, but needs one.
+    """
     return accepted[0] - mean(accepted[1:10])
 
 
@@ -268,6 +280,7 @@ def judge_pruning_cost(results: StoredResults) -> Finding:
 
 
 def judge_step_growth(results: StoredResults) -> Finding:
+    """Judges the growth of a draft's whole step, of which the paper prints that of one layer."""
     data = results.figure("specvlm-latency")
     (lines,) = data["panels"].values()
     line = lines["draft"]
@@ -284,9 +297,10 @@ def judge_step_growth(results: StoredResults) -> Finding:
 
 
 def judge_growth_with_length(results: StoredResults) -> Finding:
-    """Judges whether pruning gains more over the whole tree at 8,192 tokens than at 2,048.
+    """Judges whether pruning gains more over SD-Tree at 8,192 visual tokens than at 2,048.
 
-    The two lengths have different clips, so their means are compared, not pairs.
+    The two lengths have different clips, so their means are compared, not pairs. A run's gain is a
+    ratio of speeds of decoding.
     """
     suites = results.every_suite(LONG_RUN, GAIN, [TREE, RANDOM, "sd-tree"])
     comparisons = [
@@ -305,7 +319,10 @@ def judge_growth_with_length(results: StoredResults) -> Finding:
 
 
 def _gain(results: StoredResults, run: str, suite: str, method: str) -> Interval:
-    """Returns a method's speed of decoding over the whole tree's in one suite."""
+    """Returns a method's speed of decoding over SD-Tree's in one suite: the mean and its interval.
+
+    The ratio is taken question by question.
+    """
     own, whole = (
         results.values(run, suite, name, DECODING_SPEED.measure, "all")
         for name in (method, "sd-tree")
@@ -319,7 +336,8 @@ def judge_speedup_formula(results: StoredResults) -> Finding:
     T_d is the seconds of a draft's step, T_t those of a token of plain decoding, and T_t^gamma
     those of a verification. For one answer the equations predict this speedup: its emitted tokens
     times T_t, over its seconds of drafting and verifying. The measured speedup is T_t over the
-    answer's seconds a token. In the ratio of the two T_t cancels, so it is not needed here.
+    answer's seconds a token. T_t cancels in the ratio of predicted to measured speedup, so this
+    function does not need it.
     """
 
     def predicted_over_measured(answer: Answer) -> float:

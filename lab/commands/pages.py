@@ -1,6 +1,7 @@
 """The commands ``python -m lab report | claims | scaling | pairs | numbers | listed``.
 
-They write pages from stored results or by arithmetic; no model is run.
+No model is run. `listed` writes what the registered methods and the commands' options are, and the
+others write or print pages from stored results or by arithmetic.
 """
 
 from __future__ import annotations

@@ -94,7 +94,8 @@ def judge(
         raise ModelError(
             f"there is no adapter at {adapter}; `python -m lab seeing train` makes one"
         )
-    # A stored run is continued only if it was made with the same adapter.
+    # A run that is stored at this path is continued only if it was made with the same adapter. With
+    # another one it is begun anew, and the first result overwrites it.
     digest = hashlib.sha256(adapter.read_bytes()).hexdigest()[:16]
     command = shlex.join(["python", "-m", "lab", *sys.argv[1:]])
     facts = study.run_facts(real_weights.SMOLLM2.name, digest, together, run_dir, command)

@@ -32,7 +32,8 @@ PAIRS = (
 def examine_pair(target: str, draft: str, tokens: int = 8192, keep: float = 0.1) -> Diagnosis:
     """Returns what a published pair needs and may gain in bfloat16 on a GPU with enough memory.
 
-    The prompt has ``tokens`` tokens, and the draft reads the share ``keep`` of the visual ones.
+    The prompt has ``tokens`` tokens, and ``ANSWER_TOKENS`` of an answer come after them. The draft
+    reads the share ``keep`` of both together, be they visual tokens or text.
     """
     return examine(
         (target, CONFIGS[target]()),
@@ -47,7 +48,8 @@ def examine_pair(target: str, draft: str, tokens: int = 8192, keep: float = 0.1)
 def table(tokens: int = 8192, keep: float = 0.1) -> str:
     """Returns a Markdown table of what the papers' pairs need and may gain on a GPU in bfloat16.
 
-    The pair with the largest expected speedup comes first.
+    The pair with the largest expected speedup at ``TYPICAL_RATE`` comes first. ``tokens`` and
+    ``keep`` are those of ``examine_pair``, so memory is that of prompt and answer.
     """
     lines = [
         f"| target | draft | memory at {tokens} tokens | T(1) ms | draft step ms | best chain | "
@@ -71,5 +73,5 @@ def table(tokens: int = 8192, keep: float = 0.1) -> str:
 
 
 def _outlook_at(diagnosis: Diagnosis, rate: float) -> Outlook:
-    """Returns the expected speedup at an acceptance rate."""
+    """Returns the best chain and its expected speedup at one of the diagnosis's rates."""
     return next(each for each in diagnosis.outlook if each.rate == rate)

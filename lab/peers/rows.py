@@ -18,7 +18,7 @@ GENERATE = "transformers, `generate`"  # All answers are compared with this row'
 
 @dataclass(frozen=True)
 class Task:
-    """The prompt that every engine answers, and the number of its threads."""
+    """The prompt that every engine answers, and how many CPU threads an engine has."""
 
     frames: str  # The path of a numpy file: uint8 [frames, height, width, 3].
     scene: tuple[int, int, int]  # The same clip as (seed, number of frames, pixels a side).
@@ -122,11 +122,11 @@ def figures(turn: Turn) -> dict[str, float]:
 
 
 def table(facts: Mapping[str, Any]) -> str:
-    """Returns a Markdown table of medians over turns, with ratios to those of ``generate``.
+    """Returns a Markdown table of medians over turns; rates have ratios to those of ``generate``.
 
-    Every row is in the table, and a row that could not run says why. ``facts`` has "runs" (turns
-    with their rows' names), "answers" (the references' ids), "errors" by row and "versions" by
-    engine.
+    Every row of ``ROWS`` is in the table. One that could not run says why, and one that was not
+    chosen says "not run". ``facts`` has "runs" (turns with their rows' names), "answers" (the ids
+    of ``generate`` and of ``REFERENCES`` by name), "errors" by row and "versions" by engine.
     """
     errors = facts["errors"]
     versions = facts["versions"]

@@ -26,9 +26,11 @@ LETTERS_PER_LINE = 104
 
 
 def measure_cases(experiment: Experiment) -> Data:
-    """Measures for each clip the kept tokens, the drafted words, and accepted tokens per round.
+    """Measures for each clip the kept tokens, the answer's words, and accepted tokens per round.
 
-    The last is measured for a draft that sees a tenth of the video and for one that sees all of it.
+    Of each word it is said whether the draft wrote it. The kept tokens and the words are of the
+    draft that sees a tenth of the video. Accepted tokens per round, a mean over the answer, are
+    measured for this draft and for one that sees all of the video.
     """
     cases = []
     for number in range(experiment.clips):

@@ -26,7 +26,8 @@ from saccade.world.suites import DEFAULT_LENGTH, LENGTHS, suites
 
 EDGE = 0.1  # The share of a frame's height that is its top, and that is its bottom.
 EDGE_VIEWS = ("attention", "specvlm", "holistic", "random", "uniform")  # Each keeps a tenth.
-KEPT_VIEWS = ("attention", "specvlm", "holistic", "random", "dycoke")
+KEPT_VIEWS = ("attention", "specvlm", "holistic", "random", "dycoke")  # Each keeps a tenth.
+# The rows of Fig. 3 by what the draft sees of the video, each with the view that shows it that.
 VIEW_BY_ROW = {
     "the whole video": "full",
     "attention": "attention",
@@ -75,8 +76,9 @@ def measure_edges(experiment: Experiment) -> Data:
 def edge_shares(cells: Sequence[Sequence[int]], high: int) -> tuple[float, float]:
     """Returns the shares of cells (t, h, w) in the top and the bottom tenth, means over frames.
 
-    ``high`` is the number of rows of cells in a frame. A row counts by the part of it that lies in
-    the tenth: of 8 rows 0.8 of the first one does, and of 15 rows the first and half of the second.
+    Frames without a cell among ``cells`` are left out of the means. ``high`` is the number of rows
+    of cells in a frame. A row counts by the part of it that lies in the tenth: of 8 rows 0.8 of the
+    first one does, and of 15 rows the first and half of the second.
     """
     part_in_top = np.clip(EDGE * high - np.arange(high), 0, 1)  # Of each row.
     part_in_bottom = part_in_top[::-1]
@@ -91,7 +93,7 @@ def edge_shares(cells: Sequence[Sequence[int]], high: int) -> tuple[float, float
 
 
 def measure_kept(experiment: Experiment) -> Data:
-    """Measures Fig. 1 and 8: the tokens kept of some frames of the first clip, by view."""
+    """Measures Fig. 1 and 8: the tokens kept of the first clip, by view. Some frames are drawn."""
     return methods.measure_kept_cells(experiment, 0, KEPT_VIEWS)
 
 

@@ -1,10 +1,10 @@
 """Runs SAGE and SpecVLM on a language model that others trained, with a draft model beside it.
 
-SAGE's text-only pair is Llama-3 8B with 1B, on GSM8K and HumanEval (Table 4). The real weights that
-we have come in one size only, so we make the draft: it is the target with its weights rounded to a
-few bits, and has its own cache. Because it costs what the target costs, acceptance is measured and
-not speed. In place of GSM8K and HumanEval there are sums and functions to write of our own; further
-questions are about long documents.
+SAGE's text-only pair is Llama-3 8B with 1B, on GSM8K and HumanEval (Table 4). This study has only
+the one size of its language model, so we make the draft: it is the target with its weights rounded
+to a few bits, and has its own cache. Because it costs what the target costs, acceptance is measured
+and not speed. In place of GSM8K and HumanEval there are sums and functions to write of our own;
+further questions are about long documents.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from saccade.model.backbone import Backbone
 
 Row = Mapping[str, Any]
 BITS = 4  # Of a weight of the draft.
-GROUP = 64  # Weights of a row that are rounded to levels of their own.
+GROUP = 64  # How many weights, one after the other in a row, are rounded to the same levels.
 SUMS, CODE = "sums", "functions"  # The two tasks without a document.
 SHARES = (0.5, 0.1)  # Of the document's tokens, which the draft reads.
 # Our methods, with their words in the page's tables.
@@ -119,7 +119,10 @@ def rounded_draft(model: Loaded, bits: int = BITS, group: int = GROUP) -> Loaded
 
 
 def _rounded_weights(weight: Tensor, bits: int, group: int) -> Tensor:
-    """Rounds each group of a row to 2**bits even levels from its smallest to its largest weight."""
+    """Rounds each group of a row to 2**bits even levels from its smallest to its largest weight.
+
+    ``weight`` is [out, in], where "in" has to be a multiple of ``group``.
+    """
     rows = weight.reshape(-1, group)
     low, high = rows.aminmax(dim=1, keepdim=True)
     step = ((high - low) / (2**bits - 1)).clamp_min(torch.finfo(rows.dtype).tiny)
@@ -138,7 +141,10 @@ class DraftEntropies:
 def measure_entropies(
     model: Loaded, draft: Loaded, document: Document, answer: Sequence[int]
 ) -> DraftEntropies:
-    """Measures the draft's entropy along an answer. The draft reads all that the target reads."""
+    """Returns the draft's entropy at each token of the target's ``answer`` to the document's task.
+
+    The draft reads all that the target reads.
+    """
     prefill = agreement.prefill_with_attention(model.backbone, document_inputs(model, document))
     logits = agreement.draft_logits(draft, model, prefill, FULL, answer)
     return DraftEntropies(document.name, document.digest, draft_entropies(logits))
@@ -148,7 +154,7 @@ def measure_entropies(
 
 
 def rows_by_task(measured: Sequence[Row]) -> dict[str, list[Row]]:
-    """Returns the rows about sums, about functions to write, and about documents."""
+    """Returns the rows by what they are about: ``SUMS``, ``CODE`` or "documents"."""
     rows: dict[str, list[Row]] = {SUMS: [], CODE: [], "documents": []}
     for row in measured:
         # The task's name is the first part of a name such as "sums 3".
@@ -162,7 +168,8 @@ def accepted_by_document(
 ) -> dict[str, float]:
     """Returns a method's accepted tokens per forward, by document.
 
-    If ``first`` is given, only the rounds count that begin within the answer's ``first`` tokens.
+    If ``first`` is given, only the rounds count that begin within ``first`` tokens of the answer.
+    The answer's first token, which comes with the prefill, is not counted in these.
     """
     accepted = {}
     for row in rows:

@@ -51,9 +51,9 @@ def visual_tokens(canvas: Canvas) -> int:
 class Example(NamedTuple):
     """One sample's text: its ids, and for each id its medium, its label and the label's kind.
 
-    `media` is 1 for tokens of a picture, 2 for those of a video, else 0. `labels` are the tokens to
-    predict, and -100 outside answers. `kinds` is 1 + the index in KINDS for tokens of content
-    words, else 0.
+    `media` is 1 for tokens of a picture, 2 for those of a video, else 0. The label of a place is
+    the next id, if that belongs to an answer or ends one, and else -100. `kinds` are those of the
+    next id too: 1 + the index in KINDS for a token of a content word, else 0.
     """
 
     dialogue: DialogueSpec
@@ -69,10 +69,10 @@ class Batch(NamedTuple):
     canvas: Canvas
     frames: Tensor  # uint8 [g, 2, H, W, 3].
     ids: Tensor  # [b, n].
-    media: Tensor  # [b, n]: 1 for tokens of a picture, 2 for those of a video.
-    positions: Tensor  # [3, b, n].
+    media: Tensor  # [b, n]: 1 for tokens of a picture, 2 for those of a video, else 0.
+    positions: Tensor  # [3, b, n]: time, height and width.
     labels: Tensor  # [b, n]: the token that each position has to predict, or -100.
-    kinds: Tensor  # [b, n]: the kind of the token to predict.
+    kinds: Tensor  # [b, n]: the kind of the token to predict, as in `Example`.
     # What each visual token shows, [visual tokens of the batch, 7] in the order of
     # `labels.PROBES`; [0, 7] for a batch without probes.
     probes: Tensor
@@ -244,8 +244,8 @@ class Source:
     Several batches are drawn together and sorted by length, so that little is padded.
     ``canvases`` has each canvas with its share of the batches, and ``tokens`` is about how many
     tokens a batch has. ``max_objects`` returns how many objects a scene may have, by the progress
-    of the training from 0 to 1. Samples take the ``tasks`` equally often; for None the task is
-    drawn (`draw_dialogue`).
+    of the training from 0 to 1. The task of each sample is drawn evenly from ``tasks``; for None
+    `draw_dialogue` draws it. Without ``probes`` batches have no labels for probes.
     """
 
     def __init__(
@@ -271,7 +271,8 @@ class Source:
     def next(self, progress: float) -> Batch:
         """Returns a batch of about `tokens` tokens.
 
-        `progress`, from 0 to 1, determines how many objects the scenes have at most.
+        `progress`, from 0 to 1, determines how many objects the scenes have at most. It counts only
+        when batches are drawn; a batch that was drawn in an earlier call keeps its scenes.
         """
         canvas = self._canvases[int(self._rng.choice(len(self._canvases), p=self._shares))]
         queue = self._queues[canvas]
@@ -301,7 +302,7 @@ def drop_visual_tokens(batch: Batch, kept_tokens: Tensor) -> Batch:
     """Returns the batch without the visual tokens outside `kept_tokens`.
 
     `kept_tokens` is bool [b, visual tokens], with equally many True in each row. Positions do not
-    change, and `frames` keeps all frames.
+    change, and `frames` and `probes` keep what they have of the dropped tokens.
     """
     remaining = batch.media == 0
     remaining = remaining.masked_scatter(~remaining, kept_tokens)

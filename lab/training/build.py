@@ -101,7 +101,10 @@ def train_tokenizer(samples: int = 4000) -> Qwen2Tokenizer:
 
 
 def make_processor(samples: int = 4000) -> Qwen2_5_VLProcessor:
-    """Makes the processor, which rounds frames of 112 to 448 pixels to multiples of 28."""
+    """Makes the processor, which rounds the sides of a frame to multiples of 28 pixels.
+
+    Only frames below 28 x 28 or above 1024 x 1024 pixels in all are also enlarged or reduced.
+    """
     return Qwen2_5_VLProcessor(
         image_processor=Qwen2VLImageProcessor(**IMAGES),
         tokenizer=train_tokenizer(samples),

@@ -3,10 +3,11 @@
 A hybrid has layers of Gated DeltaNet beside layers of attention, as Qwen3.5 has. The embedded pair
 is the small Qwen2.5-VL target and draft of this package. These are the stages:
 
-tower    The hybrid's vision tower learns the visual tokens of the embedded tower, and the output of
-         each of its blocks.
+tower    The hybrid's vision tower learns the visual tokens of the embedded tower, and each of its
+         blocks the output of the same block there.
 decoder  The target's decoder learns true answers from the embedded tower's visual tokens.
-hybrid   The whole target goes on with the hybrid's own tower and with longer clips.
+hybrid   The target's decoder goes on behind the hybrid's own tower, which does not change any more,
+         with longer clips.
 early    The draft's decoder learns true answers from the embedded tower's visual tokens.
 draft    The draft learns the target's probabilities from views with visual tokens dropped.
 
@@ -95,7 +96,7 @@ class TowerRun(Run):
 
 
 def _relative_error(actual: Tensor, wanted: Tensor) -> Tensor:
-    """Returns the squared distance from ``wanted``, relative to its variance."""
+    """Returns the mean squared error, relative to the variance of ``wanted`` over its rows."""
     wanted = wanted.float()
     return (actual.float() - wanted).square().mean() / (wanted - wanted.mean(0)).square().mean()
 
@@ -122,7 +123,7 @@ def train(
     stages: Sequence[str] = tuple(s.name for s in STAGES),
     budget: Mapping[str, float] | None = None,
 ) -> None:
-    """Trains these stages in order; `budget` replaces their CPU seconds.
+    """Trains these stages in order. `budget` has CPU seconds by stage, in place of a stage's own.
 
     Each stage writes `<stage>.pt` and `<stage>.jsonl` in `run_dir`; a finished stage is not
     repeated.
@@ -139,7 +140,10 @@ def train(
 
 
 def load_stage(run_dir: Path, name: str) -> Any:
-    """Returns the mean model of a stage, finished or not. Raises FileNotFoundError without one."""
+    """Returns the model of a stage, finished or not, with the mean weights of its last steps.
+
+    Raises FileNotFoundError if the stage was not begun.
+    """
     mean = AveragedModel(create_hybrid(PATTERNS[name]))
     mean.load_state_dict(load_state(run_dir, name)["mean"])
     return mean.module

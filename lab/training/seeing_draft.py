@@ -2,7 +2,8 @@
 
 The draft begins as the embedded pair's draft, grown to four layers of width 192. It gets the
 teacher's vocabulary: tokens that its own vocabulary has too keep their embeddings, and all others
-begin at zero. Both models have the same vision tower.
+begin at zero. Both models have the vision tower of the embedded pair, but the teacher's has another
+merger.
 
 early   The draft learns true answers from all visual tokens.
 draft   It learns the teacher's probabilities from views with visual tokens dropped.
@@ -60,7 +61,8 @@ class DistillationRun(PairRun):
     """A stage whose teacher has visual tokens of its own.
 
     In the pair's training, draft and teacher read the same visual tokens. This teacher has another
-    merger, which is the last part of a vision tower, so its tokens are not the draft's `visual`.
+    merger, which is the last part of a vision tower. So it makes its own tokens of the frames, and
+    does not read the draft's (`visual`).
     """
 
     def teacher_logits(self, batch: Batch, visual: Tensor) -> Tensor:
@@ -70,7 +72,7 @@ class DistillationRun(PairRun):
 
 
 def train(run_dir: Path, stages: tuple[Stage, ...] = SEEING_DRAFT, text: Path | None = None) -> Any:
-    """Trains the stages that are not finished, and returns the draft and its tokenizer.
+    """Trains the stages that are not finished, and returns the draft and the teacher's tokenizer.
 
     The teacher is the language model with the adapter in `run_dir`. `text` is the folder of the
     language model, or None for its usual one.

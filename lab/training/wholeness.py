@@ -2,8 +2,8 @@
 
 A sentence's form is what remains when colours, shapes, sizes, places, numbers, motions and times
 are replaced by their kinds: "a red circle in the centre" becomes "a COLOUR SHAPE in the PLACE". A
-description is whole if every sentence follows one of a form that it also follows in some true
-description; the first and the last sentence need a form that true descriptions begin or end with.
+description is whole if the forms of every two sentences in a row follow each other in some true
+description too, and if some true description begins, and some ends, with the same form as it does.
 The description may still be wrong about the video.
 """
 
