@@ -65,7 +65,7 @@ DRAFT_PATTERN = ("linear_attention", "full_attention")
 # as it is until they are trained.
 TARGET_SOURCES = (0, 0, 0, 1, 1, 1)
 DRAFT_SOURCES = (0, 1)
-# Tokens after which the state of each head of a new Gated DeltaNet layer has decayed to about 1 / e.
+# Tokens after which the state of a head of a new Gated DeltaNet layer has decayed to about 1 / e.
 MEMORIES = (8.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 VIDEO_PIXELS = dict(shortest_edge=2 * 28 * 28, longest_edge=2**26)  # Of all frames together.
 QUERY_SIZE, KEY_SIZE = 0.9, 1.5  # Root mean squares of the embedded drafts' queries and keys.
