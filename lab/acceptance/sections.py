@@ -65,8 +65,8 @@ WARM_UP_STEPS = 4  # Steps of plain decoding before those that are timed.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.1}
 """How far logits of captured and ordinary forwards may be apart, as a share of the largest one.
 
-In bfloat16 the logits of any two kernels are about .05 of it apart after 28 layers, by rounding
-alone.
+In bfloat16 the logits of any two kernels are apart by about .05 of the largest logit after 28
+layers, by rounding alone.
 """
 # Steps of rivals are timed over this many of the target's layers, because compiling all of them
 # takes too long, and with these numbers of rows.

@@ -126,8 +126,9 @@ def _make_random_model(config: Any, seed: int, text: int) -> Any:
 
     ``text`` is the number of ids that stand for text. Ids from there on are special tokens, whose
     rows of the head are zero, so that greedy decoding never picks them. If the embedding is the
-    head as well (tied), its numbers are a tenth as large as else, and the logits are smaller too.
-    With a large embedding the likeliest next token would be the token just read.
+    head as well (tied), its numbers are a tenth of those of an embedding that is not, and the
+    logits have a standard deviation of about 1. With a larger embedding the likeliest next token
+    would be the token just read.
     """
     is_text_only = type(config) not in hf.MODEL_FOR_MULTIMODAL_LM_MAPPING
     auto_class = hf.AutoModelForCausalLM if is_text_only else hf.AutoModelForMultimodalLM

@@ -1,8 +1,8 @@
 """Writes the page about the hybrid pair from stored measurements (``lab/studies/hybrid.py``).
 
 A hybrid has layers of Gated DeltaNet, whose memory is a state of fixed size, beside layers of
-attention. The page compares a target and a draft that are hybrids with the embedded pair, the small
-target and draft of this package.
+attention. The page compares a hybrid target and its hybrid draft with the embedded pair, which is the
+small target and draft of this package.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 # The names that rows of ``hybrids.json`` have for the two pairs, in the order of the columns.
 PAIRS = ("hybrid", "embedded")
 HEAD = "| | hybrid pair | embedded pair |\n|-|-|-|"
-# Half of the prompt is left out of the table.
+# Views that keep half of the visual tokens are left out of the table.
 VIEWS_IN_TABLE = tuple(view for view in VIEWS if not view.endswith("0.5"))
 ROWS_IN_TABLE = ("2", "4", "8", "16")  # Tokens of a forward; keys of JSON are text.
 

@@ -3,8 +3,8 @@
 SAGE (``saccade/methods/sage.py``) makes its tree deep where the draft is confident and wide where
 it is not. Its H is the entropy, in nats, of the probabilities of the draft's ten likeliest tokens,
 scaled to sum to 1. Its confidence alpha is 1 for an H of 0 and 0 for the largest H. The tree is
-measured by the length of answers, by the share
-of the video that the draft reads, and by when the tree is planned.
+measured by the length of answers, by the share of the video that the draft reads, and by when the
+tree is planned.
 """
 
 from __future__ import annotations
