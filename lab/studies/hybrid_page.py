@@ -1,8 +1,8 @@
 """Writes the page about the hybrid pair from stored measurements (``lab/studies/hybrid.py``).
 
 A hybrid has layers of Gated DeltaNet, whose memory is a state of fixed size, beside layers of
-attention. The page compares a hybrid target and its hybrid draft with the embedded pair, which is the
-small target and draft of this package.
+attention. The page compares a hybrid target and its hybrid draft with the embedded pair, which is
+the small target and draft of this package.
 """
 
 from __future__ import annotations
