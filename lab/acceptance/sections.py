@@ -1,8 +1,11 @@
 """Runs the sections of an acceptance, which checks Saccade on a GPU (``python -m lab accept``).
 
 Models have random weights and are made on the spot. A section checks or times one thing, such as
-whether every method gives the answer of ``generate``, and writes lines of JSON as it goes. A
-captured forward is one that is replayed as a CUDA graph; an ordinary one is not.
+whether every method gives the answer of ``generate``, and writes lines of JSON as it goes. A step
+is one forward of a few new tokens, its rows. A captured forward is one that is replayed as a CUDA
+graph; an ordinary one is not. The small pair of models has few layers and is for right answers; the
+large pair has a published size and is for speed. Where ``Models.small`` is set, both are tiny, to
+try the command itself on a CPU.
 """
 
 from __future__ import annotations
@@ -51,16 +54,19 @@ from saccade.model.cuda_graphs import capture_new_sizes
 from saccade.model.memory import GIB
 from saccade.model.session import Session
 
+# Methods that are compared with plain decoding in bfloat16.
 EXACT_METHODS = ("sd", "sd/shape=chain-3", "lookup", "auto")
-ACCEPTANCE_RATE = 0.8  # Imposed on every drafted token of answers that are timed.
+# The chance that a drafted token is accepted if those before it were, imposed on timed answers.
+ACCEPTANCE_RATE = 0.8
 TIMED_METHODS = ("ar", "sd/shape=chain-4", "specvlm/shape=chain-4", "auto")
-KEPT_SHARE = 0.1  # The share of a prompt that a draft with a view reads.
-STEP_REPEATS = 12  # How often a step is timed.
+KEPT_SHARE = 0.1  # The share of a prompt over which a draft's steps are checked and timed.
+STEP_REPEATS = 12  # How often the same work is timed, after warming up.
 WARM_UP_STEPS = 4  # Steps of plain decoding before those that are timed.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.1}
 """How far logits of captured and ordinary forwards may be apart, as a share of the largest one.
 
-In bfloat16 either is .05 of it away after 28 layers of random weights, by rounding alone.
+In bfloat16 the logits of any two kernels are apart by about .05 of the largest logit after 28
+layers, by rounding alone.
 """
 # Steps of rivals are timed over this many of the target's layers, because compiling all of them
 # takes too long, and with these numbers of rows.
@@ -76,7 +82,7 @@ MAX_WEIGHT_OVERHEAD = 1.15  # The most memory a model may hold, as a factor of i
 class Sizes:
     """The sizes of the work that an acceptance does."""
 
-    contexts: tuple[int, ...]  # Visual tokens of a prompt, or keys in a cache.
+    contexts: tuple[int, ...]  # Visual tokens of prompts whose work is timed, or keys in a cache.
     rows: tuple[int, ...]  # Tokens that a step scores.
     tokens: int  # Of an answer that is compared.
     long_tokens: int  # Of an answer that is timed.
@@ -96,7 +102,10 @@ SMALL = Sizes(
 
 
 class Acceptance:
-    """The sections of one acceptance on one device."""
+    """The sections of one acceptance on one device.
+
+    ``methods`` are those whose answers are checked, by default all.
+    """
 
     def __init__(
         self, report: Report, models: Models, sizes: Sizes, methods: Sequence[str] = ()
@@ -138,7 +147,7 @@ class Acceptance:
         expected = self._generate(target, prompt)
         different = len(set(expected))
         self.report.note(generated=len(expected), different=different)
-        # A random model may write one token over and over, which wrong code could get right too.
+        # A random model may write one token over and over, and wrong code might do so too.
         varies = different > len(expected) // 4
         self.report.check(varies, "the text repeats itself and proves little")
         for method in self.report.cases(self.methods):
@@ -162,9 +171,10 @@ class Acceptance:
         expected: tuple[int, ...],
         **facts: Any,
     ) -> None:
-        """Checks that a method answers as ``generate`` did, twice.
+        """Answers by a method twice, and checks that both answers are ``generate``'s, ``expected``.
 
-        The first answer captures the sizes of its forwards. The second must capture nothing.
+        The first answer captures the sizes of its forwards. The second must capture nothing
+        (:meth:`_check_captures`). ``facts`` are added to the line that is written.
         """
         captures = []
         for _ in range(2):
@@ -244,7 +254,8 @@ class Acceptance:
     ) -> None:
         """Checks a captured step's logits against an ordinary step's, and times both.
 
-        They must be close for three different inputs, and change when the input changes.
+        For each of three inputs the two must be close. The captured ones must change when the input
+        changes.
         """
         with count_graphs() as graphs:
             capture_clock = Clock(self.device)
@@ -306,7 +317,7 @@ class Acceptance:
             context = int(self.sizes.contexts[0] * share)
             for kind, session in zip(
                 ("captured", "ordinary"),
-                _captured_and_ordinary_sessions(model, context, 64),
+                _captured_and_ordinary_sessions(model, context, room=64),
                 strict=True,
             ):
                 _score_chain(session, context, rows=1, turn=0)
@@ -316,7 +327,10 @@ class Acceptance:
                 self.report.note(model=name, kind=kind, **_profile_facts(profiled))
 
     def check_costs(self) -> None:
-        """Compares the costs by which ``auto`` decides how far to draft with real steps."""
+        """Compares the costs by which ``auto`` decides how far to draft with times of real steps.
+
+        A real step is one of plain decoding by the model in question, target or draft.
+        """
         target = self._model("target")
         draft = self._model("draft")
         for context in self.report.cases(self.sizes.contexts[:2]):
@@ -355,10 +369,12 @@ class Acceptance:
                 )
 
     def _decode_step(self, model: Backbone, context: int) -> float:
-        """Returns the seconds of a step of plain decoding, one token after another: the quickest of
-        several, as costs are measured."""
-        # Of an ordinary and a captured session, the captured one is timed.
-        _, captured = _captured_and_ordinary_sessions(model, context, 128, kinds=(False, True))
+        """Returns the seconds of a captured step of plain decoding over about ``context`` keys.
+
+        It is the quickest of several steps, because costs are the quickest of several too.
+        """
+        # The first session is an ordinary one, and is not used.
+        _, captured = _captured_and_ordinary_sessions(model, context, room=128, kinds=(False, True))
         captured.requests[0].pending = [1]
         captured.requests[0].tree = Tree()
         seconds = []
@@ -423,7 +439,11 @@ class Acceptance:
     def _time_method(
         self, target: Backbone, draft: Backbone, prompt: Inputs, method: str, context: int
     ) -> float:
-        """Returns the tokens a second of the second of two answers by a method."""
+        """Answers by a method twice, and returns the second answer's tokens a second of decoding.
+
+        Acceptance is imposed where the method allows it. The first answer warms up, and captures
+        the sizes of its forwards.
+        """
         recipe = _with_imposed_acceptance(resolve(method))
         captures = []
         for _ in range(2):
@@ -452,9 +472,10 @@ class Acceptance:
         return speed
 
     def _check_captures(self, recipe: Recipe, captures: int, what: str) -> None:
-        """Checks that a second answer captured nothing.
+        """Checks that a method's second answer captured nothing. ``captures`` is what it captured.
 
-        A draft shape that learns from answers is exempt, because it may use a new size later.
+        A method that decides by the costs of forwards is exempt, because it also learns from
+        answers and may use a new size later.
         """
         learns = recipe.drafts and recipe.needs_costs
         self.report.check(learns or captures == 0, f"{what} captured {captures} in a second answer")
@@ -462,7 +483,11 @@ class Acceptance:
     def _time_generate(
         self, target: Backbone, prompt: Inputs, name: str, context: int, **settings: Any
     ) -> float:
-        """Returns the tokens a second of transformers' ``generate`` on the same weights."""
+        """Returns the tokens a second of decoding by ``generate`` on the target's weights.
+
+        ``name`` is what the line calls it. With further ``settings`` it answers twice, because the
+        first answer may compile, and the second counts. Otherwise it answers once.
+        """
         options: dict[str, Any] = {"max_new_tokens": self.sizes.long_tokens, "do_sample": False}
         options |= {"eos_token_id": None, **settings}
         loaded = Loaded("random", target, processor=None)
@@ -497,8 +522,8 @@ class Acceptance:
         """Times a captured step with our kernels, with torch's attention, and with layers that
         ``torch.compile`` compiles.
 
-        The step is that of the target's first layers and its head. Nothing is compiled where the
-        rest of the acceptance compiles nothing, and then the line says so.
+        The step is that of the target's first ``COMPILED_LAYERS`` layers and its head. Where
+        :attr:`_compiles` is false, nothing is compiled, and the line says so.
         """
         target = self._model("target")
         layers = target.first_layers(min(COMPILED_LAYERS, target.layer_count))
@@ -530,7 +555,8 @@ class Acceptance:
 
     def _model(self, name: str) -> Backbone:
         """Returns the target or the draft of the large pair; writes a line when it is made."""
-        # A model is a cached property, which is among the variables once it was made.
+        # ``target`` and ``draft`` are cached properties. Such a property is among the variables of
+        # its object only after it was made.
         is_made = name in vars(self.models)
         self._reset_peak_memory()
         before = self._allocated_bytes()
@@ -588,14 +614,15 @@ class Acceptance:
         )
 
     def _median_seconds(self, work: Callable[[], object]) -> float:
-        """Returns the median seconds of several calls, after two that warm up."""
+        """Returns the median seconds of several calls of ``work``, after two that warm up."""
         repeats = 3 if self.models.small else STEP_REPEATS
+        warm_ups = 2
         seconds = []
-        for _ in range(repeats + 2):
+        for _ in range(warm_ups + repeats):
             clock = Clock(self.device)
             work()
             seconds.append(clock.elapsed())
-        return median(seconds[2:])
+        return median(seconds[warm_ups:])
 
     def _allocated_bytes(self) -> int:
         return torch.cuda.memory_allocated(self.device) if self.is_gpu else 0
@@ -605,7 +632,10 @@ class Acceptance:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def _memory_gib(self) -> dict[str, float]:
-        """Returns GiB of the device's memory: in use, at the last peak, and reserved."""
+        """Returns GiB of a GPU's memory: in use, at the peak since the last reset, and reserved.
+
+        On a CPU the result is empty.
+        """
         if not self.is_gpu:
             return {}
         return {
@@ -615,7 +645,7 @@ class Acceptance:
         }
 
     def sections(self) -> dict[str, tuple[float, Callable[[], None]]]:
-        """Returns every section's share of the time and its work, by name."""
+        """Returns (its share of the time, its work) of every section by name, in running order."""
         return {
             # The shares of the time sum to 1.
             "facts": (0.02, self.report_facts),
@@ -631,7 +661,7 @@ class Acceptance:
         }
 
     def run(self, sections: Sequence[str] = ()) -> None:
-        """Runs the chosen sections, or all; time that one does not use goes to those after it."""
+        """Runs the sections with these names, or all. Unused time of one goes to those after it."""
         chosen = {
             name: own for name, own in self.sections().items() if not sections or name in sections
         }
@@ -640,7 +670,7 @@ class Acceptance:
         for name, (share, work) in chosen.items():
             share_so_far += share
             with torch.no_grad():
-                # A section has to end when this share of all the time is over.
+                # A section has to end when the shares of all sections so far are over.
                 self.report.run(name, share_so_far / total, work)
 
 
@@ -676,7 +706,7 @@ def _with_imposed_acceptance(recipe: Recipe) -> Recipe:
 def _captured_and_ordinary_sessions(
     model: Backbone, context: int, room: int, kinds: tuple[bool, bool] = (True, False)
 ) -> tuple[Session, Session]:
-    """Returns two sessions over the same random keys.
+    """Returns two sessions with the same ``context`` random keys, and room for ``room`` more.
 
     ``kinds`` says for each whether it uses CUDA graphs; by default the first alone does.
     """
@@ -694,7 +724,10 @@ def _captured_and_ordinary_sessions(
 
 
 def _score_chain(session: Session, context: int, rows: int, turn: int) -> Tensor:
-    """Returns the logits of a chain whose tokens depend on ``turn``, over the same keys always."""
+    """Scores a chain of ``rows`` tokens that depend on ``turn``, always over the same keys.
+
+    Returns the logits after each of its tokens in float32, [rows, vocab].
+    """
     request = session.requests[0]
     # The multipliers and moduli are arbitrary. They only give every turn other token ids below 100.
     request.pending = [(turn * 31 + 1) % 97]
@@ -707,7 +740,13 @@ def _score_chain(session: Session, context: int, rows: int, turn: int) -> Tensor
 
 
 def _profile_facts(profile: Any) -> dict[str, Any]:
-    """Returns the counts of kernels, waits and copies in torch's profile."""
+    """Returns what torch's profile says of the work on the GPU and of the calls by the CPU.
+
+    "kernels" counts everything that ran on the GPU, copies within its memory included, and
+    "kernel_ms" are the milliseconds of all that. "longest" has the ten names that took longest,
+    each with how often it ran and its microseconds. "waits" and "copies" count calls by the CPU:
+    those that wait for the GPU, and those of ``cudaMemcpyAsync``.
+    """
     events = profile.key_averages()
     kernels = [each for each in events if str(each.device_type).endswith("CUDA")]
     kernels.sort(key=lambda each: -each.self_device_time_total)

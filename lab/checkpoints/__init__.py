@@ -25,11 +25,13 @@ __all__ = ["FAMILIES", "SIDE", "TILES", "TRUE_VOCABULARIES", "Size", "make"]
 
 FAMILIES = {**families.FAMILIES, **NEWER_FAMILIES}
 
+# Special tokens that every family has here, before those of its own markup.
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
-# IMAGE, VIDEO and AUDIO stand for a family's own markup, which ``make`` fills in. In a template the
-# tags ``{%-`` drop the whitespace before them, so newlines that a chat needs are written as
-# ``{{ '\n' }}``: the replacements below do this for those after a role and after a token.
+# IMAGE, VIDEO and AUDIO stand for a family's own markup, which ``make`` fills in. The tags ``{%-``
+# drop the whitespace before them, so newlines that a chat needs have to be written as
+# ``{{ '\n' }}``. The replacements below do this for the newline after a message's role, after
+# "<|im_end|>" and after the "assistant" with which an answer begins.
 TEMPLATE = (
     (
         "{%- for m in messages -%}<|im_start|>{{ m['role'] }}\n"
@@ -124,7 +126,9 @@ def _make_random_model(config: Any, seed: int, text: int) -> Any:
 
     ``text`` is the number of ids that stand for text. Ids from there on are special tokens, whose
     rows of the head are zero, so that greedy decoding never picks them. If the embedding is the
-    head as well (tied), it is small. Else the likeliest next token would be the last one again.
+    head as well (tied), its numbers are a tenth of those of an embedding that is not, and the
+    logits have a standard deviation of about 1. With a larger embedding the likeliest next token
+    would be the token just read.
     """
     is_text_only = type(config) not in hf.MODEL_FOR_MULTIMODAL_LM_MAPPING
     auto_class = hf.AutoModelForCausalLM if is_text_only else hf.AutoModelForMultimodalLM
@@ -156,10 +160,10 @@ def _make_random_model(config: Any, seed: int, text: int) -> Any:
 
 
 def _scale(name: str, is_head: bool) -> float:
-    """Returns a matrix's scale: about the size of its outputs where its inputs have size 1.
+    """Returns the standard deviation that a matrix's outputs have if its inputs have one of 1.
 
-    The head, the queries and the keys have larger ones, because a model whose logits and attention
-    are not sharp writes the same text over and over.
+    The head and the matrices of queries and keys have larger ones than the rest, because a model
+    whose logits and attention are not sharp writes the same text over and over.
     """
     if is_head:
         return 4.0
@@ -168,7 +172,10 @@ def _scale(name: str, is_head: bool) -> float:
 
 
 def _add_noise(model: Any, noise: float, seed: int) -> None:
-    """Adds noise to the decoder's weights, as a share of their standard deviation."""
+    """Adds random numbers to the decoder's weights.
+
+    Their standard deviation is the share ``noise`` of that of the weight tensor they are added to.
+    """
     generator = torch.Generator().manual_seed(1000 + seed)
     with torch.no_grad():
         for weight in getattr(model, "thinker", model).get_decoder().parameters():

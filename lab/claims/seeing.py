@@ -19,7 +19,8 @@ from lab.claims.rule import judge as judge_by_rule
 
 FILE = "seeing.json"
 HOLISTIC = "specvlm/keep=0.1/view=holistic"  # SpecVLM's tree over the tenth that HIPPO chooses.
-UNGUIDED = {  # Views that choose without the target's attention.
+# The name of a view that chooses without the target's attention -> SpecVLM's tree over it.
+UNGUIDED = {
     "random": "sd-tree/view=random/keep=0.1",
     "uniform": "specvlm/keep=0.1/view=uniform",
 }
@@ -32,11 +33,13 @@ def _stored_rows(results: StoredResults, kind: str) -> Any:
 
 
 def _compare(results: StoredResults, unit: Unit, pairs: list[tuple[str, str, str]]) -> Finding:
-    """Judges whether each pair's first method has a higher tau than its second, clip by clip.
+    """Judges whether each pair's first method has a higher tau than its second.
 
-    A pair is (what the page calls the comparison, the first method, the second method).
+    The two taus of a clip are compared, and the mean over clips decides. A pair is (what the page
+    calls the comparison, the first method, the second method). ``unit`` says whether a comparison
+    is a difference or a ratio.
     """
-    taus: dict[str, dict[Any, float]] = {}
+    taus: dict[str, dict[Any, float]] = {}  # By method, and then by the clip's name.
     for row in _stored_rows(results, "measured"):
         taus.setdefault(row["method"], {})[row["document"]] = row["tau"]
     comparisons = [
@@ -48,15 +51,18 @@ def _compare(results: StoredResults, unit: Unit, pairs: list[tuple[str, str, str
 
 
 def judge_criteria(results: StoredResults) -> Finding:
+    """Judges whether the tree has a higher tau over HIPPO's choice than over each unguided view."""
     pairs = [(f"less {name}", HOLISTIC, method) for name, method in UNGUIDED.items()]
     return _compare(results, TAU_DIFFERENCE, pairs)
 
 
 def judge_acceptance(results: StoredResults) -> Finding:
+    """Judges whether SAGE has a higher tau than SpecVLM."""
     return _compare(results, TAU_DIFFERENCE, [("less SpecVLM", "sage", "specvlm/keep=0.1")])
 
 
-# Claims that ``lab.claims.real`` judges here too, named by their functions for the embedded pair.
+# Claims that the functions of ``lab.claims.real`` judge on clips too. Each claim is named here by
+# the function that judges it on the embedded pair.
 _JUDGED_AS_DOCUMENTS: tuple[Judge, ...] = (
     specvlm.judge_long_tail,
     specvlm.judge_windows,
@@ -84,14 +90,14 @@ JUDGES: Mapping[Judge, Judge] = {
 
 
 def cell(claim: Claim, results: StoredResults) -> str:
-    """Returns a claim's verdict on clips for the page, or nothing where no function judges it.
+    """Returns a claim's verdict on clips for the page, or "" where no function judges it.
 
     Raises OptionError where the run on clips is not stored.
     """
     judge = JUDGES.get(claim.judge)
     if judge is None:
         return ""
-    # If the file is missing, this raises the error that names the command for clips. Judging it as
-    # documents would name the command for documents.
+    # If the file is missing, this raises the error that names the command for clips. The functions
+    # of ``lab.claims.real`` would name the command for documents.
     _stored_rows(results, "measured")
     return f"*clips:* {real.cell_text(judge(results.on(FILE)))}"

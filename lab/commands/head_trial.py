@@ -1,4 +1,4 @@
-"""The command ``python -m lab head-trial``, which trains a head and compares it with a model."""
+"""The command ``python -m lab head-trial``, which compares an EAGLE-3 head with a draft model."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import typer
 
 from saccade.cli.terminal import status
 
-PAGE = Path("docs/vllm.md")
+PAGE = Path("docs/vllm.md")  # Its table is replaced, unless --out names another file.
 
 
 def vllm(

@@ -2,9 +2,9 @@
 
 A decoding step reads every weight that it uses and every cached key at least once, so bytes over
 bandwidth are a lower bound of its time. Models have published shapes and random weights, since
-speed does not depend on the weights. Drafts of random weights would never be accepted, so as many
-tokens are accepted as the papers report, whatever they are. A captured forward is one that is
-replayed as a CUDA graph. ``python -m lab gpu`` prints the numbers.
+speed does not depend on the weights. Drafts of random weights would never be accepted. So
+acceptance is imposed: as many tokens are accepted as a paper reports, whichever tokens they are. A
+captured forward is one that is replayed as a CUDA graph. ``python -m lab gpu`` prints the numbers.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ BANDWIDTH = {"H100": 3.35e12, "H200": 4.8e12}  # In bytes a second, as published
 ROWS = (1, 2, 4, 8, 16, 26)  # Tokens of a target's forward; 26 verify a tree of 25 nodes.
 WARM_UP_STEPS = 3  # Steps before those that are timed.
 FRAME_SIDE = 28  # Visual tokens along a side of a frame.
+TEXT_TOKENS = 40  # Text tokens of a prompt, a few before the video and the rest after it.
+TEXT_IDS = 2000  # Their ids are below this one, which is the first special id of a tiny config.
 
 
 @dataclass(frozen=True)
@@ -43,14 +45,14 @@ class Reported:
     """
 
     method: str
-    accepted: float  # Drafted tokens accepted in a round: the paper's tau without the bonus token.
+    accepted: float  # Drafted tokens accepted in a round, which this paper calls tau.
     levels: int  # Of its draft tree, for each of which the draft makes one step.
     nodes: int  # Of its draft tree.
     keep: float  # The share of the visual tokens that the draft reads.
 
     @property
     def tau(self) -> float:
-        """Tokens emitted in a round, the bonus token included."""
+        """Tokens emitted in a round, the target's own token included."""
         return self.accepted + 1
 
 
@@ -62,15 +64,16 @@ REPORTED = (
 
 @dataclass(frozen=True)
 class Step:
-    """Milliseconds of a forward, measured and by bytes over bandwidth."""
+    """The milliseconds of one forward, as measured and by bytes over bandwidth."""
 
-    model: str
+    model: str  # "target" or "draft".
     rows: int  # Tokens that the forward scores.
     context: int  # Cached tokens.
-    floor: float  # By bytes over bandwidth.
-    captured: float  # Measured, as a CUDA graph.
-    ordinary: float  # Measured, without a graph.
-    difference: float  # The largest difference between the logits of the two kinds.
+    floor: float  # Milliseconds by bytes over bandwidth, which are the lower bound.
+    captured: float  # Measured milliseconds as a CUDA graph: the median over repeats.
+    ordinary: float  # Measured milliseconds without a graph: the median over repeats.
+    # The largest difference between a logit of the captured forward and of the ordinary one.
+    difference: float
 
     @property
     def ratio(self) -> float:
@@ -80,12 +83,12 @@ class Step:
 
 @dataclass(frozen=True)
 class AnswerSpeed:
-    """The speed of answers with imposed acceptance, beside plain decoding and ``generate``."""
+    """The speed of decoding by one method with imposed acceptance: the median over turns."""
 
     method: str
     tokens_per_second: float
-    over_ar: float
-    over_generate: float
+    over_ar: float  # Times as fast as plain decoding.
+    over_generate: float  # Times as fast as transformers' ``generate``.
 
 
 def published_config(name: str, *, tiny: bool = False) -> Any:
@@ -117,7 +120,11 @@ def build_model(config: Any, device: torch.device, dtype: torch.dtype) -> Backbo
 
 
 def bandwidth_floor(shape: Footprint, tokens: int, bandwidth: float, size: int = 2) -> float:
-    """Returns the seconds it takes to read a token's weights and its keys and values once."""
+    """Returns the seconds of reading once what a decoding step reads: the lower bound of its time.
+
+    It reads the weights that a token passes through, and the keys and values of ``tokens`` cached
+    tokens. ``bandwidth`` is in bytes a second, and ``size`` is the bytes of one number.
+    """
     return shape.bytes_read_per_token(size, tokens, size) / bandwidth
 
 
@@ -126,8 +133,9 @@ def predict_speedups(
 ) -> list[tuple[Reported, float, float, float]]:
     """Predicts the speedup over plain decoding from bandwidth alone.
 
-    Returns (reported acceptance, seconds of a target's step, seconds of a draft's step, speedup)
-    for each of REPORTED.
+    ``target`` and ``draft`` are names of published shapes, ``tokens`` is the number of cached
+    tokens, and ``bandwidth`` is in bytes a second. Returns (reported acceptance, seconds of a
+    target's step, seconds of a draft's step, speedup) for each of REPORTED.
     """
     big = footprint(CONFIGS[target]())
     small = footprint(CONFIGS[draft]())
@@ -150,7 +158,11 @@ def measure_steps(
     rows: Sequence[int] = ROWS,
     repeat: int = 15,
 ) -> list[Step]:
-    """Times forwards over a filled cache with and without CUDA graphs and compares their logits."""
+    """Times forwards over a filled cache with and without CUDA graphs and compares their logits.
+
+    Returns a step for each number of ``rows``. ``name`` says which model the steps are of,
+    ``context`` is the number of cached tokens, and ``bandwidth`` is in bytes a second.
+    """
     shape = footprint(model.model.config)
     measured = []
     session = cost_measurement.filled_session(
@@ -179,7 +191,11 @@ def measure_steps(
 
 
 def project_speedup(target: Sequence[Step], draft: Step, each: Reported) -> float:
-    """Returns the speedup that measured forwards allow at a reported acceptance."""
+    """Returns the speedup over plain decoding that measured captured forwards allow.
+
+    ``target`` has the target's steps with 1 row and more, and ``draft`` is a step of one row over
+    what the method's view keeps. ``each`` is the method with its reported acceptance.
+    """
     rows = tuple(step.rows for step in target)
     costs = Costs(rows, tuple(step.captured for step in target), draft.captured)
     return ideal_speedup(costs, each)
@@ -197,12 +213,16 @@ def ideal_speedup(costs: Costs, each: Reported) -> float:
 
 
 def noise_video_inputs(config: Any, tokens: int, seed: int = 0) -> Inputs:
-    """Returns a prompt with a video of noise of about ``tokens`` visual tokens and a few ids."""
+    """Returns a prompt with a video of noise and some random text around it.
+
+    The video has about ``tokens`` visual tokens. ``config`` is that of a Qwen2.5-VL.
+    """
     side = min(FRAME_SIDE, max(1, int(tokens**0.5)))
-    frames = max(1, round(tokens / side**2))  # Of visual tokens, each made of two frames of pixels.
+    # A frame of visual tokens is made of two frames of pixels.
+    frames = max(1, round(tokens / side**2))
     generator = torch.Generator().manual_seed(seed)
     visual = [config.video_token_id] * (frames * side * side)
-    text = torch.randint(0, 2000, (40,), generator=generator).tolist()
+    text = torch.randint(0, TEXT_IDS, (TEXT_TOKENS,), generator=generator).tolist()
     start, end = config.vision_start_token_id, config.vision_end_token_id
     ids = torch.tensor([[*text[:8], start, *visual, end, *text[8:]]])
     # A patch has 2 frames of 3 colours. The tower merges 2 x 2 patches into a visual token.
@@ -221,15 +241,16 @@ def noise_video_inputs(config: Any, tokens: int, seed: int = 0) -> Inputs:
 def measure_answers(
     target: Backbone, draft: Backbone, prompt: Inputs, *, tokens: int, repeat: int = 3
 ) -> list[AnswerSpeed]:
-    """Decodes ``tokens`` by ``ar``, every reported method and ``generate``, which take turns.
+    """Times answers of ``tokens`` tokens by ``ar``, every method of REPORTED and ``generate``.
 
-    Raises RuntimeError if a method stops drafting.
+    They take turns, ``repeat`` times. Returns the speed of each; that of ``generate`` has the
+    method "hf". Raises RuntimeError if a method stops drafting.
     """
     prompt = {**prompt, "pixel_values_videos": prompt["pixel_values_videos"].to(target.dtype)}
     recipes: dict[str, Any] = {"ar": "ar"}
     for each in REPORTED:
         recipes[each.method] = impose_acceptance(
-            resolve(each.method), ImposedAcceptance(each.accepted)
+            resolve(each.method), ImposedAcceptance(length=each.accepted)
         )
     speeds: dict[str, list[float]] = {name: [] for name in (*recipes, "hf")}
     settings: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": False}

@@ -1,6 +1,7 @@
-"""Runs every method on three clips: whether ids are the same, tokens a forward, and speedups.
+"""Runs every method on three clips: whether its ids are those of plain decoding, tau, speedups.
 
-Speedups count only clips during which no other process was at work on the machine.
+The command is ``python -m lab methods``. Speedups count only clips during which no other process
+was at work on the machine.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from saccade.inputs import Pair, captions, media
 from saccade.world import drawing, scenes
 
 SEEDS = (20_000_002, 20_000_003, 20_000_004)  # The first is the clip of docs/results/methods.md.
-FRAMES, SIZE = 64, 224
+FRAMES, SIZE = 64, 224  # Frames of a clip, and pixels a side of each.
 QUESTION = "Describe the video in detail."
 # The lines of docs/results/methods.md between which the section is written.
 MARKS = "<!-- all methods -->", "<!-- end of all methods -->"
@@ -29,8 +30,9 @@ def compare_on_clip(
 ) -> dict[str, Any]:
     """Runs the methods on one clip, as ``saccade compare --every-frame --methods all`` does.
 
-    Returns the record that is stored: the clip's seed, the ids by plain decoding, a warning if
-    other processes were at work, and a row for each method that can run with this pair.
+    Returns the record that is stored: the clip's seed, the ids by plain decoding, a warning (None
+    unless other processes were at work), and by name a row for each method that can run with this
+    pair.
     """
     with TemporaryDirectory() as folder:
         path = Path(folder) / "clip.mp4"
@@ -46,7 +48,8 @@ def compare_on_clip(
         captioner=captions.lazy_captioner(
             name=None, target="shapes", media=[list(clip.frames)], device=None
         ),
-        may_refuse=methods,  # Such as those that draft with a head, which this pair has not.
+        # Methods that draft with a head refuse, because this pair has none. They get no row.
+        may_refuse=methods,
     )
     summaries = timed.summaries().items()
     rows = {name: row.json() for name, row in summaries if name not in timed.errors}
@@ -58,7 +61,11 @@ def compare_on_clip(
 
 
 def page_section(facts: Mapping[str, Any]) -> str:
-    """Returns the section of docs/results/methods.md about a stored run of the command."""
+    """Returns the section of docs/results/methods.md about a stored run of the command.
+
+    ``facts`` has the records of :func:`compare_on_clip` as "clips", the command and the machine.
+    Speedups are left empty if every clip was disturbed.
+    """
     clips: Sequence[Mapping[str, Any]] = facts["clips"]
     undisturbed_clips = [clip for clip in clips if clip["warning"] is None]
     lengths = ", ".join(str(len(clip["token_ids"])) for clip in clips)

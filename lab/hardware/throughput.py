@@ -1,4 +1,7 @@
-"""Measures throughput and latency of several requests that share the target's forwards."""
+"""Measures throughput and latency of several requests that share the target's forwards.
+
+``python -m lab pool`` prints the numbers. Here rows are requests that are decoded at once.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,22 @@ from saccade.model.backbone import Backbone
 
 @dataclass(frozen=True)
 class Throughput:
-    """The throughput of one method. Seconds are medians over repeats."""
+    """The throughput and latency of one method with one number of rows.
+
+    All seconds are medians over the repeats.
+    """
 
     method: str
     rows: int  # The largest number of requests that are decoded at once.
-    seconds: float  # Until the last answer is complete.
-    tokens: int  # Of all answers.
-    first_token: float  # Median seconds from a request's start to its first token.
-    between: tuple[float, float]  # Seconds a token after the first: median, 95th percentile.
-    same: bool = True  # Whether every answer equals that of the first run of all.
+    seconds: float  # Of the whole run, until the last answer is complete.
+    tokens: int  # Of all answers together.
+    # Seconds from when a request joins the scheduler to its first token: the median over requests.
+    first_token: float
+    # A request's mean seconds a token after its first: the median and the 95th percentile over
+    # requests. An answer of one token counts with nearly 0.
+    between: tuple[float, float]
+    # Whether every answer has the ids that the same request got in the very first run.
+    same: bool = True
 
     @property
     def tokens_per_second(self) -> float:
@@ -38,7 +48,10 @@ class Throughput:
 
 
 def make_requests(target: Loaded, items: Iterable[Item], limit: int) -> list[Request]:
-    """Returns a suite's items as requests, using the first turn of those with several."""
+    """Returns a suite's items as requests for answers of at most ``limit`` tokens.
+
+    Of an item with several turns, only the first is asked.
+    """
     prompts = (ask(target, item.question, **media_arguments(item)) for item in items)
     return [Request.of(target.backbone, inputs, max_new_tokens=limit) for inputs in prompts]
 
@@ -51,9 +64,10 @@ def measure_throughput(
     rows: Sequence[int],
     repeat: int,
 ) -> list[Throughput]:
-    """Serves the requests by every method with every number of rows, in turns.
+    """Serves all requests by every method with every number of rows, in ``repeat`` turns.
 
-    The first turn warms up and does not count. A method keeps one scheduler throughout, as a server
+    A turn has one run of each method with each number of rows. One more turn comes first, which
+    warms up and does not count. A method keeps one scheduler throughout, as a server
     does. All answers are compared with those of the first run of all, which is by the first method
     with the first number of rows. With one row these are answers of requests that ran alone.
     """
@@ -75,17 +89,19 @@ def measure_throughput(
 def _run(
     scheduler: Scheduler, requests: Sequence[Request], method: str, rows: int
 ) -> tuple[dict[int, tuple[int, ...]], Throughput]:
-    """Serves the requests once, and returns each answer by its request's place, and the figures.
+    """Serves the requests once, and returns the ids of their answers and the figures of this run.
 
-    At most ``rows`` requests are decoded at once. The scheduler gives each request a number, which
-    is not its place in ``requests``.
+    The ids are by a request's place in ``requests``. At most ``rows`` requests are decoded at once;
+    a request joins when an earlier one has its whole answer. The scheduler gives each request a
+    number of its own, which is not its place.
     """
-    waiting = list(range(len(requests)))  # Places.
+    waiting = list(range(len(requests)))  # Places of the requests that did not join yet.
     place_of: dict[int, int] = {}  # By number.
     join_time: dict[int, float] = {}  # By number.
-    first_token_seconds: dict[int, float] = {}  # By number, since the request joined.
-    seconds_per_token: list[float] = []  # After the first token, one for each request.
-    ids: dict[int, tuple[int, ...]] = {}  # By place.
+    first_token_seconds: dict[int, float] = {}  # By number, counted from when the request joined.
+    # The mean seconds a token after the first, of each request that has its whole answer.
+    seconds_per_token: list[float] = []
+    ids: dict[int, tuple[int, ...]] = {}  # Of the answers, by place.
     start_time = time.perf_counter()
     while waiting or len(scheduler):
         while waiting and len(scheduler) < rows:
@@ -112,6 +128,7 @@ def _run(
 
 
 def _median(runs: Sequence[Throughput]) -> Throughput:
+    """Returns the medians of runs of one method with one number of rows."""
     return replace(
         runs[0],
         seconds=median(run.seconds for run in runs),
@@ -121,6 +138,7 @@ def _median(runs: Sequence[Throughput]) -> Throughput:
     )
 
 
+# The title of a panel -> the value that it shows of one method with one number of rows.
 PANELS: Mapping[str, Callable[[Throughput], float]] = {
     "tokens a second, all together": lambda each: each.tokens_per_second,
     "seconds to the first token": lambda each: each.first_token,
@@ -130,7 +148,7 @@ PANELS: Mapping[str, Callable[[Throughput], float]] = {
 
 
 def draw_throughput(results: Sequence[Throughput]) -> Figure:
-    """Draws a panel for each of ``PANELS`` over the requests at once, with a line a method."""
+    """Draws a panel for each of ``PANELS``, with rows on the x axis and a line for each method."""
     figure = Figure(figsize=(8, 5), layout="constrained")
     rows = sorted({each.rows for each in results})
     methods = list(dict.fromkeys(each.method for each in results))

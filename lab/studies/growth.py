@@ -1,7 +1,8 @@
 """Measures what a token costs as the video grows, which is why the papers prune videos.
 
-Both studies are figures of ``python -m lab figure``: one answers about real clips, and one goes on
-to lengths of which no clip could be read in time, with caches that are filled with noise.
+Both studies are figures of ``python -m lab figure``. ``growth`` answers questions about clips.
+``growth-filled`` goes on to lengths of which no clip could be read in time, so its caches are
+filled with noise.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from saccade.bench.measures import seconds_per_token
 from saccade.drafting.recipe import plan
 from saccade.methods import resolve
 
+# The name of a line in the figure -> the method that it shows.
 METHODS = {
     "ar": "ar",
     "hf (generate)": "hf",
@@ -37,14 +39,21 @@ METHODS_ON_NOISE = {
     "hippo, in turns": "hippo/schedule=serial",
     "auto": "auto",
 }
+# The lengths of ``growth-filled``, in visual tokens. Those of ``growth`` are in ``FRAMES``.
 SIZES = (256, 1024, 2048, 4096, 8192, 16384, 32768)
-# The chance that a drafted token is accepted, given those before it: about the pair's own.
+# The chance that a drafted token is accepted if those before it in its draft were, which is about
+# what the embedded pair has. So of a chain of five tokens 74 % are accepted on average.
 IMPOSED_ACCEPTANCE = 0.9
 
 
 def measure_growth(experiment: Experiment) -> Data:
-    """Measures milliseconds of decoding per token by visual tokens, up to the experiment's size."""
-    no_token = experiment.target.backbone.vocab  # No token ends a text, so all answers are as long.
+    """Measures milliseconds of decoding per token at each number of visual tokens in ``FRAMES``.
+
+    Numbers above the experiment's size are left out. A value is the median over clips with its
+    interval.
+    """
+    # No token has this id, so nothing ends a text, and all answers have the experiment's length.
+    no_token = experiment.target.backbone.vocab
     sizes = [size for size in FRAMES if size <= experiment.size]
     lines: dict[str, list[list[float]]] = {name: [] for name in METHODS}
     for size in sizes:
@@ -60,12 +69,15 @@ def measure_growth(experiment: Experiment) -> Data:
 
 
 def measure_growth_on_noise(experiment: Experiment) -> Data:
-    """Measures milliseconds of decoding per token up to 32,768 visual tokens.
+    """Measures milliseconds of decoding per token at each number of visual tokens in ``SIZES``.
+
+    Numbers above the experiment's size are left out.
 
     A prefill of so many tokens would take minutes for each answer. So caches are filled with noise,
     and a draw decides whether a drafted token is accepted (:class:`ImposedAcceptance`). Forwards,
-    the view's choice and the draft's reading of what it chose are real. In place of each of the
-    experiment's clips there is a turn of all methods, with another seed of these draws.
+    the view's choice and the draft's reading of what the view chose are real. In place of each of
+    the experiment's clips there is a turn of all methods, with another seed of the draws. A value
+    is the median over turns with its interval.
     """
     target, draft = experiment.target.backbone, experiment.draft.backbone
     sizes = [size for size in SIZES if size <= experiment.size]

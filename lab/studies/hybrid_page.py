@@ -1,7 +1,8 @@
 """Writes the page about the hybrid pair from stored measurements (``lab/studies/hybrid.py``).
 
 A hybrid has layers of Gated DeltaNet, whose memory is a state of fixed size, beside layers of
-attention. The page compares the pair that was trained so with the embedded pair of this package.
+attention. The page compares a hybrid target and its hybrid draft with the embedded pair, which is
+the small target and draft of this package.
 """
 
 from __future__ import annotations
@@ -16,14 +17,19 @@ from lab.studies.hybrid import METHODS, VIEWS
 from saccade.bench.measures import interval
 
 Row = Mapping[str, Any]
+# The names that rows of ``hybrids.json`` have for the two pairs, in the order of the columns.
 PAIRS = ("hybrid", "embedded")
 HEAD = "| | hybrid pair | embedded pair |\n|-|-|-|"
+# Views that keep half of the visual tokens are left out of the table.
 VIEWS_IN_TABLE = tuple(view for view in VIEWS if not view.endswith("0.5"))
-ROWS_IN_TABLE = ("2", "4", "8", "16")  # Tokens of a forward, as the keys of JSON have them.
+ROWS_IN_TABLE = ("2", "4", "8", "16")  # Tokens of a forward; keys of JSON are text.
 
 
 def page(facts: Mapping[str, Any]) -> str:
-    """Returns the page; parts that were not measured yet are left out of its table."""
+    """Returns the page in Markdown from what ``python -m lab hybrid`` stored.
+
+    Parts that were not measured yet are left out of the table.
+    """
     answers = [row for row in facts.get("speed", []) if row["method"] != "hf"]
     same = sum(row["same"] for row in answers)
     identical = f"Of {len(answers)} answers {same} are those of `generate()`, token for token. "
@@ -92,9 +98,9 @@ def _table(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _row(label: str, rows: Sequence[Row], figure: Callable[[Sequence[Row]], str]) -> Iterator[str]:
-    """Yields one line of the table, if there are rows of both pairs.
+    """Yields one line of the table if ``rows`` has rows of both pairs, and nothing otherwise.
 
-    ``figure`` makes a pair's cell of that pair's rows.
+    ``figure`` is called with the rows of one pair, and returns the text of that pair's cell.
     """
     by_pair = [[row for row in rows if row["pair"] == pair] for pair in PAIRS]
     if all(by_pair):
@@ -102,9 +108,10 @@ def _row(label: str, rows: Sequence[Row], figure: Callable[[Sequence[Row]], str]
 
 
 def _tau_by_view(rows: Sequence[Row], view: str) -> str:
-    """Returns the tau under a view. For a hybrid a second tau follows.
+    """Returns one pair's mean tau under a view as text, with its interval over clips.
 
-    There the draft's attention alone is pruned, while its Gated DeltaNet layers have read the whole
+    For the hybrid pair a second tau follows, unless the view is the whole prompt. It is that of a
+    draft whose attention alone is pruned, while its Gated DeltaNet layers have read the whole
     prompt.
     """
     pruned = _interval([row["views"][view]["tau"] for row in rows])
@@ -114,13 +121,17 @@ def _tau_by_view(rows: Sequence[Row], view: str) -> str:
 
 
 def _interval(values: Sequence[float]) -> str:
+    """Returns the mean of values with its 95 % bootstrap interval, as text."""
     measured = interval(values, np.mean)
     assert measured is not None
     return "{:.2f} [{:.2f}, {:.2f}]".format(*measured)
 
 
 def _figures_of_method(rows: Sequence[Row]) -> str:
-    """Returns a method's mean tau and its median speedups over ``ar`` and over ``hf``."""
+    """Returns a method's mean tau and its median speedups over ``ar`` and over ``hf``, as text.
+
+    A speedup is of decoding, and then of whole answers. The tau of ``hf`` is unknown and left out.
+    """
     taus = [row["tau"] for row in rows if row["tau"] is not None]
     over = [
         ", ".join(
@@ -133,6 +144,9 @@ def _figures_of_method(rows: Sequence[Row]) -> str:
 
 
 def _ratios_text(ratios: Mapping[Any, float]) -> str:
-    """Returns how many times as long as one token forwards of 2, 4, 8 and 16 tokens take."""
+    """Returns T(n)/T(1) for n = 2, 4, 8 and 16 as text, where T(n) is the time of n tokens.
+
+    ``ratios`` has them by n, which is a number or its text.
+    """
     by_name = {str(rows): ratio for rows, ratio in ratios.items()}
     return ", ".join(f"{by_name[rows]:.2f}" for rows in ROWS_IN_TABLE)

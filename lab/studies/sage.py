@@ -1,9 +1,10 @@
 """Measures SAGE's figures: a draft's entropy along an answer, and what the adaptive tree gives.
 
 SAGE (``saccade/methods/sage.py``) makes its tree deep where the draft is confident and wide where
-it is not. Its H is the entropy of the draft's ten likeliest tokens, and its confidence alpha is 1
-for an H of 0 and 0 for the largest H. The tree is measured by the length of answers, by the share
-of the video that the draft reads, and by when the tree is planned.
+it is not. Its H is the entropy, in nats, of the probabilities of the draft's ten likeliest tokens,
+scaled to sum to 1. Its confidence alpha is 1 for an H of 0 and 0 for the largest H. The tree is
+measured by the length of answers, by the share of the video that the draft reads, and by when the
+tree is planned.
 """
 
 from __future__ import annotations
@@ -33,21 +34,27 @@ from saccade.methods import sage
 from saccade.world import dialogues
 
 SPEED = "times as fast as ar (decoding)"
+# What the target does, as the figure calls it -> the task of ``dialogues`` that asks for it.
 TASKS = {"describing a clip": "describe", "listing its events": "events"}
+# Keys of a figure's data, for ``lab.draw.lines``.
 DRAWING_OPTIONS = {"tall": True, "guides": ["ar"]}
 LAGS = 20  # A place of an answer is correlated with those up to this many tokens later.
 MIN_TOKENS = 2 * LAGS  # A shorter answer has too few pairs of tokens at long lags.
 CALIBRATED_SAGE = f"sage/lambda={LAMBDA}"  # Over the view that SpecVLM is measured with.
+# The name of a line in the figure by length -> its method.
 LENGTHENED = {"sd": "sd", "specvlm": CALIBRATED, "sage": CALIBRATED_SAGE}
 CALIBRATED_VIEW = f"specvlm/keep=0.1/lambda={LAMBDA}"
-# Alpha is divided into this many bins. Paths have from 1 to as many levels, so that the panels by
-# alpha and by levels have the same numbers below them.
+# The range of alpha, 0 to 1, is divided into this many bins of equal width. Paths are measured with
+# 1 level up to this many levels, so that the panels by alpha and by levels share an x axis.
 BINS = 5
 CONFIDENT = 0.56  # Theorem 4.4's threshold for k = 10 and an epsilon of 0.05.
 BY_ALPHA, BY_DEPTH = "accepted, by alpha", "accepted whole,\nby levels of a confident path"
+# The shares of the visual tokens that the draft reads, for Table 5.
 KEEPS = (1.0, 0.7, 0.4, 0.3, 0.2, 0.1, 0.05)
-# Label -> method. "Depth and width ahead" takes a tree's size from the round before, and its tokens
-# from the laws that the draft scores as the tree grows.
+# A row's label -> its method. "Planned ahead" plans a whole tree from one law of the round before.
+# "Depth and width ahead" takes only the limits of depth and width from that law, and the tokens
+# from the laws that the draft scores as the tree grows. "Grown live" takes the limits from the law
+# at the new tree's own root.
 PLANS = {
     **{
         f"SAGE ({rule}), {name}": f"{CALIBRATED_SAGE}{shape}/rule={rule}"
@@ -64,7 +71,11 @@ PLANS = {
 
 
 def measure_entropy(experiment: Experiment) -> Data:
-    """Measures Fig. 2: the autocorrelation of a draft's entropy along the target's answers."""
+    """Measures Fig. 2: the autocorrelation of a draft's entropy along the target's answers.
+
+    A value is the mean over answers. Answers of fewer than ``MIN_TOKENS`` tokens are left out. A
+    panel's label has the number of the others. Raises OptionError where there are none.
+    """
     panels: Data = {}
     for what, task in TASKS.items():
         answered = (_answered_clip(experiment, task, number) for number in range(experiment.clips))
@@ -78,7 +89,7 @@ def measure_entropy(experiment: Experiment) -> Data:
         for name, own in traces.items():
             correlations_by_clip = [autocorrelations(trace) for trace in own]
             lines[f"a draft that {name}"] = [
-                interval_over_clips(at) for at in zip(*correlations_by_clip, strict=True)
+                interval_over_clips(at_lag) for at_lag in zip(*correlations_by_clip, strict=True)
             ]
         if not own:
             raise OptionError(
@@ -119,7 +130,7 @@ def _clip_entropies(experiment: Experiment, clip: AnsweredClip, draft: Loaded) -
 
 
 def draft_entropies(logits: Float[Tensor, "answer vocab"]) -> list[float]:
-    """Returns SAGE's H (Eq. 8) at each place, of the ten most probable tokens."""
+    """Returns SAGE's H (Eq. 8) at each place, in nats, of the ten most probable tokens."""
     top = sage.Sage().top
     best = logits.double().softmax(-1).topk(min(top, logits.shape[-1])).values
     # Alpha is 1 - H / log k (Eq. 9), so H is (1 - alpha) log k.
@@ -130,10 +141,11 @@ def measure_confidence(experiment: Experiment) -> Data:
     """Measures Remark A.1 and Corollary A.2: how often a draft's tokens are accepted, by its alpha.
 
     A place of the target's answer is accepted where the draft's arg-max is the target's token. A
-    confident path has an alpha above Theorem 4.4's threshold at each level.
+    confident path has an alpha above Theorem 4.4's threshold at each level. A value is the mean
+    over clips of the accepted share, and "clips_accepted" has the shares themselves.
     """
-    # For each draft and clip, the accepted shares: one for each fifth of alpha, or for each number
-    # of levels.
+    # By draft, and then for each clip: the accepted share in each fifth of alpha, or of the paths
+    # of each number of levels.
     by_alpha: dict[str, list[list[float | None]]] = {name: [] for name in experiment.drafts}
     by_depth: dict[str, list[list[float | None]]] = {name: [] for name in experiment.drafts}
     for number in range(experiment.clips):
@@ -165,7 +177,7 @@ def measure_confidence(experiment: Experiment) -> Data:
 def _intervals_by_point(shares_by_clip: Sequence[Sequence[float | None]]) -> list[Interval]:
     """Returns the mean share at each point of a line, over the clips that have one there.
 
-    A point that no clip has is 0.
+    Where no clip has one, the point is drawn at 0.
     """
     shares_by_point = zip(*shares_by_clip, strict=True)
     return [
@@ -175,13 +187,16 @@ def _intervals_by_point(shares_by_clip: Sequence[Sequence[float | None]]) -> lis
 
 
 def draft_confidences(logits: Float[Tensor, "answer vocab"]) -> list[float]:
-    """Returns SAGE's alpha (Eq. 7-9) at each place."""
+    """Returns SAGE's alpha (Eq. 7-9), from 0 to 1, at each place of an answer."""
     top = sage.Sage().top
     return [1 - entropy / math.log(top) for entropy in draft_entropies(logits)]
 
 
 def accepted_by_confidence(alphas: Sequence[float], accepted: Sequence[bool]) -> list[float | None]:
-    """Returns the accepted share of the places in each fifth of alpha, None where it has none."""
+    """Returns the accepted share of the places in each fifth of alpha, the lowest fifth first.
+
+    ``alphas`` and ``accepted`` are by place. The share is None for a fifth without places.
+    """
     by_bin: list[list[float]] = [[] for _ in range(BINS)]
     for alpha, is_accepted in zip(alphas, accepted, strict=True):
         fifth = min(BINS - 1, max(0, int(alpha * BINS)))
@@ -192,8 +207,9 @@ def accepted_by_confidence(alphas: Sequence[float], accepted: Sequence[bool]) ->
 def accepted_paths(alphas: Sequence[float], accepted: Sequence[bool]) -> list[float | None]:
     """Returns the share of confident paths of 1, 2, ... levels whose tokens are all accepted.
 
-    A path is a stretch of consecutive tokens of the answer. The share is None where no path of this
-    length is confident.
+    A path is a stretch of consecutive tokens of the answer, and is confident if all their alphas
+    are above ``CONFIDENT``. ``alphas`` and ``accepted`` are by place in the answer. The share is
+    None where no path of this length is confident.
     """
     shares: list[float | None] = []
     for depth in range(1, BINS + 1):
@@ -205,7 +221,7 @@ def accepted_paths(alphas: Sequence[float], accepted: Sequence[bool]) -> list[fl
 
 
 def autocorrelations(trace: Sequence[float]) -> list[float]:
-    """Returns Pearson's correlation of a trace with itself at each lag."""
+    """Returns Pearson's correlation of a trace with itself at each lag from 1 to ``LAGS``."""
     return [float(np.corrcoef(trace[:-lag], trace[lag:])[0, 1]) for lag in range(1, LAGS + 1)]
 
 
@@ -222,7 +238,9 @@ def white_noise_band(lengths: Sequence[int]) -> list[float]:
 def measure_length(experiment: Experiment) -> Data:
     """Measures Fig. 3: tau and speed by the number of tokens written.
 
-    Answers go on after the token that would end them, so that all have the same length.
+    The numbers of tokens are the experiment's, and a half to a sixteenth of it. Answers go on after
+    the token that would end them, so that all have the same length. Tau is the mean over clips, and
+    speed the median.
     """
     no_token = experiment.target.backbone.vocab  # An id that no token has, so nothing ends a text.
     lengths = [experiment.tokens // part for part in (16, 8, 4, 2, 1)]
@@ -237,7 +255,8 @@ def measure_length(experiment: Experiment) -> Data:
             panels[SPEED][name].append(
                 _speed_interval(answers_by_method[method], answers_by_method["ar"])
             )
-    # The last, longest answers show after how many tokens the text would have ended by itself.
+    # ``answers_by_method`` now has the longest answers. They show after how many tokens a text
+    # would have ended by itself.
     end_ids = answer_limits(
         merge_settings(experiment.target.backbone.model, generation_config=None, settings={}), 0
     ).eos
@@ -256,7 +275,7 @@ def measure_length(experiment: Experiment) -> Data:
 
 
 def tokens_until_end(ids: Sequence[int], ends: Sequence[int]) -> int | None:
-    """Returns the number of tokens up to and with the first end of text, or None without one."""
+    """Returns the number of tokens up to and with the first of ``ends``, or None without one."""
     return next((place + 1 for place, token in enumerate(ids) if token in ends), None)
 
 
@@ -287,13 +306,16 @@ def _speed_interval(answers: Sequence[Answer], plain: Sequence[Answer]) -> Inter
 
 
 def _with_ar_line(panels: Data) -> Data:
-    """Adds plain decoding to the panel of speeds, where it is 1 by definition."""
+    """Returns the panels, after adding plain decoding to that of speeds, where it is always 1."""
     panels[SPEED]["ar"] = [1.0] * len(next(iter(panels[SPEED].values())))
     return panels
 
 
 def measure_plans(experiment: Experiment) -> Data:
-    """Measures the tree planned a round ahead against one grown live; no paper has this figure."""
+    """Measures the tau of every method in ``PLANS``; no paper has this figure.
+
+    "clips_tau" has the taus clip by clip, by draft and then by method.
+    """
     panels: Data = {}
     taus_by_draft: Data = {}
     for what, draft in experiment.drafts.items():

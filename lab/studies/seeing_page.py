@@ -1,9 +1,11 @@
 """Makes the page of the language model that was trained to see, from the rows of ``seeing.py``.
 
 A pretrained language model got the embedded pair's vision tower and an adapter that was trained on
-the drawn world. The numbers come as lists of rows by kind: "measured" (a method's answer to a
-clip), "raced" (a timed answer), "told" (how true a description is), "forced" (right words after
-true text), "looked" (one set of a clip's tokens, see ``lab/real/attention_sets.py``) and "costs".
+the drawn world. The numbers come as lists of rows by kind. The kinds are "measured" (a method's
+answer to a clip), "raced" (a timed answer), "told" (how true a description is), "forced" (the share
+of right words where the true text before them is read), "looked" (one set of a clip's tokens, see
+``lab/real/attention_sets.py``) and "costs" (seconds of forwards). A row's "document" is the name of
+its clip.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ Row = Mapping[str, Any]
 def crossed_interval(table: np.ndarray) -> Interval:
     """Returns the mean of a table [clip, draw] with its 95 % bootstrap interval over both.
 
-    A draw is one random set of tokens. Draws are resampled as well as clips, because both are
-    samples of many.
+    A draw is one random set of a clip's tokens. Draws are resampled as well as clips, because the
+    clips and the sets are both a few of many that could have been measured.
     """
     rng = np.random.default_rng(0)
     (clips, draws) = table.shape
@@ -81,14 +83,20 @@ def _timed_sentence(timed: Sequence[Row]) -> str:
 
 
 def _count_same(rows: Sequence[Row]) -> int:
+    """Returns how many answers have the ids of the reference.
+
+    It is ``generate()`` for rows of "measured", and plain decoding for rows of "raced".
+    """
     return sum(row["same"] for row in rows)
 
 
 def _interval_text(values: Sequence[float]) -> str:
+    """Returns the mean of values with its interval as text, or "" without values."""
     return _interval_words(interval_over_clips(values)) if values else ""
 
 
 def _interval_words(interval: Sequence[float]) -> str:
+    """Returns (mean, low, high) as text."""
     return "{:.2f} [{:.2f}, {:.2f}]".format(*interval)
 
 
@@ -146,6 +154,7 @@ def _sets_section(looked: Sequence[Row]) -> Iterator[str]:
     whats = ("on it at", "same at", "less random at")
     head = [f"{what} {share}" for what in whats for share in shares]
     yield from ("", "| set | " + " | ".join(head) + " |", "|-|" + "-|" * len(head))
+    # By (name of the set, share of tokens in it), and then by clip.
     row_by_set: dict[tuple[str, float], dict[str, Row]] = {}
     for row in looked:
         row_by_set.setdefault((row["chosen"], row["keep"]), {})[row["document"]] = row
@@ -167,7 +176,8 @@ def _sets_section(looked: Sequence[Row]) -> Iterator[str]:
     if not looked:
         return
     chance = {keep: random_agreement(row_by_set, keep) for keep in KEEPS}
-    # A random set of a tenth of the tokens gets a tenth of the attention on average.
+    # The first cells are not measured: a random set of a tenth of the tokens gets a tenth of the
+    # attention on average.
     cells = [f"{keep:.2f}" for keep in KEEPS]
     cells += [_interval_words(crossed_interval(chance[keep])) for keep in KEEPS]
     yield "| random | " + " | ".join(cells) + " | | |"
@@ -201,17 +211,17 @@ def gain_over_random(
 
 
 def _value_by_clip(measured: Sequence[Row], method: str, what: str) -> dict[str, float]:
-    """Returns the field ``what`` of a method's rows."""
+    """Returns the field ``what`` of a method's rows, by clip."""
     return {row["document"]: row[what] for row in measured if row["method"] == method}
 
 
 def _count_clips(measured: Sequence[Row], methods: Sequence[str]) -> int:
-    """Returns how many clips were answered by all of these methods."""
+    """Returns how many clips the method answered that answered fewest of them."""
     return min(len(_value_by_clip(measured, method, "tau")) for method in methods)
 
 
 def _ratios(values: Mapping[str, float], others: Mapping[str, float]) -> list[float]:
-    """Returns a value over the other on each clip that has both."""
+    """Returns the value over the other one, for each clip that has both."""
     return [values[clip] / others[clip] for clip in values if clip in others]
 
 

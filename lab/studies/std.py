@@ -1,8 +1,8 @@
 """Sparse-to-Dense's figures: how many tokens to draft, how many keys to keep, what that saves.
 
-In Sparse-to-Dense (``std``) the target drafts for itself. Each of its heads reads K of the visual
-keys, those with most attention in the prefill. All names in ``STUDIES`` are figures of
-``python -m lab figure``.
+In Sparse-to-Dense (``std``) the target drafts for itself. While it drafts, each of its heads reads
+only K of the visual keys, those with most attention in the prefill. All names in ``STUDIES`` are
+figures of ``python -m lab figure``.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from saccade.methods import resolve
 from saccade.model.session import Session
 
 GAMMAS = (1, 3, 5, 7, 9, 11, 13, 15)  # Drafted tokens of a round.
-SPARSE = ("std", "streaming")  # Methods that read a part of the keys.
+SPARSE = ("std", "streaming")  # Methods whose drafts read a part of the visual keys.
 BATCH_METHODS, TURNS = ("std", "streaming", "layerskip"), 3
-# The paper says that sparse and dense attention give the same token for so many tokens (Sec. 2).
+# The share of tokens for which sparse and dense attention agree, by the paper (Sec. 2), and the
+# name of its line in the figure.
 CLAIMED_AGREEMENT, CLAIMED_LINE = 0.95, "the paper's 95 %"
+# Keys of a figure's data, for ``lab.draw.lines``.
 DRAWING_OPTIONS = {"tall": True, "guides": ["ar", CLAIMED_LINE]}
 
 
@@ -52,7 +54,10 @@ def measure_keys(experiment: Experiment) -> Data:
 
 
 def _measure_gains(experiment: Experiment, names: Sequence[str]) -> Data:
-    """Returns the panels of acceptance and of speed, with a point for each method of ``names``."""
+    """Returns the panels of acceptance and of speed, with a point for each method of ``names``.
+
+    A point is the median over clips with its interval.
+    """
     answers_by_method = experiment.run_interleaved("ar", *names)
     speedups = [
         interval_over_clips(
@@ -74,20 +79,26 @@ def _measure_gains(experiment: Experiment, names: Sequence[str]) -> Data:
 def _interval_of_answers(
     figure: Callable[[Sequence[Answer]], float | None], answers: Sequence[Answer]
 ) -> Interval:
-    """Returns the median of a figure over answers, with its interval over clips."""
+    """Returns the median over answers of what ``figure`` gives for each, with its interval.
+
+    There is one answer to each clip. Answers for which ``figure`` gives None are left out.
+    """
     values = [own for answer in answers if (own := figure([answer])) is not None]
     return interval_over_clips(values, np.median)
 
 
 def _panels_over_keys(experiment: Experiment, panels: Data) -> Data:
-    """Returns the data of a figure whose x axis is K."""
+    """Returns the data of a figure with these panels, whose x axis is K for each of KEY_SHARES."""
     across = f"visual keys K a head reads, of {experiment.size} (log scale)"
     at = [saliency.budget(experiment.size, keep) for keep in KEY_SHARES]
     return {"x": across, "at": at, "panels": panels, **DRAWING_OPTIONS}
 
 
 def measure_agreement(experiment: Experiment) -> Data:
-    """Measures Sec. 2: how often sparse attention guesses the token of dense attention, by K."""
+    """Measures Sec. 2: how often sparse attention guesses the token of dense attention, by K.
+
+    A value is the mean over clips of the share of an answer's tokens.
+    """
     names = [f"{method}/keep={keep}" for method in SPARSE for keep in KEY_SHARES]
     rates: dict[str, list[float]] = {name: [] for name in names}
     for number in range(experiment.clips):
@@ -104,23 +115,25 @@ def measure_agreement(experiment: Experiment) -> Data:
 def correct_guesses(
     experiment: Experiment, number: int, methods: Sequence[str]
 ) -> list[list[bool]]:
-    """Returns whether each self-draft guesses each token of the target's answer but the first.
+    """Returns, for each method and each token of clip ``number``'s answer, whether it is guessed.
 
-    A self-draft is the target over the keys that one of ``methods`` keeps. It guesses one token at
-    a time, and reads keys that the target itself made with dense attention, as for the first token
-    of a round. (In a run, the later tokens of a round read keys that the draft made.) The first
-    token of an answer comes from the prefill, which is dense for both.
+    The answer is the target's greedy one. The guess is made by the target itself over the keys that
+    the method keeps, one token at a time. The keys of the answer so far were made with dense
+    attention, as for the first token of a round. (In a run, the later tokens of a round read keys
+    that the draft made.) The answer's first token is left out, because it comes from the prefill,
+    which is always dense.
     """
     _, inputs = experiment.inputs(number)
     ids = list(experiment.run("ar", number).ids)
     model = experiment.target.backbone
     target = Session(model, [Sampling()], room=len(ids))
     (prefill,) = target.prefill(model.prompts(inputs), record=True)
-    # One request for each method, which begins with copies of the keys that its view keeps.
+    # It has one request for each method, which begins with copies of the keys that its view keeps.
     draft = Session(model, [Sampling()] * len(methods), banned=list(model.placeholders))
     views = [resolve(name).view(prefill, prefill.prompt) for name in methods]
     draft.fork([prefill] * len(methods), views)
-    # The target makes the keys of the whole answer. A commit of the draft copies a token's keys.
+    # The target makes the keys of the whole answer. A commit of the draft below copies a token's
+    # keys from there.
     target.score({0: chain(ids)})
     target.commit({0: ids})
     correct: list[list[bool]] = [[] for _ in methods]
@@ -133,9 +146,10 @@ def correct_guesses(
 
 
 def measure_key_reads(experiment: Experiment) -> Data:
-    """Measures Sec. 3.3: keys read per token by the formula, and seconds per token.
+    """Measures Sec. 3.3: keys read per token by the formula, and measured seconds per token.
 
-    Both are shares of plain decoding's.
+    Both are shares of what plain decoding takes. A value is the median over clips with its
+    interval.
     """
     names = [f"std/keep={keep}" for keep in KEY_SHARES]
     answers_by_method = experiment.run_interleaved("ar", *names)
@@ -160,7 +174,8 @@ def measure_key_reads(experiment: Experiment) -> Data:
 def measure_batch(experiment: Experiment) -> Data:
     """Measures Table 1's setting: all clips in one batch, by every method in turn, three times.
 
-    A speedup is over ``ar`` in the same turn, in tokens per second of decoding.
+    A speedup is over ``ar`` in the same turn, in tokens per second of decoding. The median and its
+    interval are over the turns.
     """
     inputs = batch_inputs(
         experiment.target, [experiment.inputs(number)[1] for number in range(experiment.clips)]

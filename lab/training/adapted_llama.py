@@ -7,7 +7,7 @@ of the adapter, by which the Llama learns to see drawn clips, is in `seeing.py`.
 The biases are zero and M-RoPE's sections have the same frequencies, so both models have the same
 logits on text. The `Adapter` is what training changes: the merger, which makes visual tokens of the
 tower's output, and a term of low rank beside every matrix of the language model (LoRA, Hu et al.
-2021). An adapter's file has 11 MB.
+2021). The file of an adapter has 11 MB.
 """
 
 import json
@@ -37,15 +37,16 @@ from saccade.inputs import real_weights
 from saccade.inputs.checkpoints import EMBEDDED
 
 RANK = 16  # Of the low-rank terms.
-# The beginnings of the names that the weights of the merger and of the language model have.
+# How the names of the merger's matrices and of the language model's weights begin.
 MERGER = "model.visual.merger.mlp."
 TEXT = "model.language_model."
-# Special tokens that the language model's chats never have, and the names that they get here.
+# Special tokens that the language model's chats never have -> the names that they get here, because
+# prompts with pictures and videos need such tokens.
 RENAMED_TOKENS = {"<repo_name>": "<|vision_start|>", "<reponame>": "<|vision_end|>"}
 RENAMED_TOKENS |= {"<file_sep>": "<|vision_pad|>", "<filename>": "<|image_pad|>"}
 RENAMED_TOKENS |= {"<gh_stars>": "<|video_pad|>"}
 ADAPTER_FILE = "adapter.safetensors"
-CONFIG_FIELDS = (  # Those that are copied from a Llama's config.
+CONFIG_FIELDS = (  # The fields of a Llama's config that the new model's text config copies.
     "vocab_size",
     "hidden_size",
     "intermediate_size",
@@ -61,7 +62,7 @@ CONFIG_FIELDS = (  # Those that are copied from a Llama's config.
 
 
 class LowRankLinear(nn.Module):
-    """A matrix with a term of low rank beside it, which is zero before it is trained."""
+    """A matrix ``base`` with the term ``up @ down`` of low rank, which is zero before training."""
 
     def __init__(self, base: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -76,9 +77,10 @@ class LowRankLinear(nn.Module):
 
 
 class Adapter(nn.Module):
-    """The trained parts: the merger, and the two factors of each matrix's low-rank term.
+    """The parts of a model that are trained: the merger, and the factors of the low-rank terms.
 
-    Making an adapter changes the model: each matrix of its language model gets a term beside it.
+    Making an adapter changes the model: a :class:`LowRankLinear` takes the place of each matrix of
+    its language model. The adapter's tensors are the model's own, so training one trains both.
     """
 
     def __init__(self, model: Any, rank: int = RANK) -> None:
@@ -96,10 +98,11 @@ class Adapter(nn.Module):
 
 
 def fold_adapter(model: Any, adapter: Mapping[str, Tensor]) -> None:
-    """Adds an adapter's low-rank terms to the model's own weights, and copies its merger.
+    """Adds an adapter's low-rank terms to the weights of a model that has no such terms yet.
 
-    Weights of an adapter have names such as `merger.2.weight` for the merger, and
-    `lora.layers/0/self_attn/q_proj/up` (and `down`) for the factors of a term.
+    The adapter's merger replaces the model's. Weights of an adapter have names such as
+    `merger.2.weight` for the merger, and `lora.layers/0/self_attn/q_proj/up` (and `down`) for the
+    factors of a term.
     """
     state = model.state_dict()
     for name, value in adapter.items():
@@ -117,9 +120,9 @@ def put_behind_tower(
 ) -> Qwen2_5_VLForConditionalGeneration:
     """Returns a Qwen2.5-VL model that has the Llama's decoder behind the vision tower of `pair`.
 
-    `pair` is a model of the embedded pair. The first layer of the merger is copied from it as well,
-    and the last one is random, because its output has the Llama's width. `tok` is the tokenizer
-    that `load_tokenizer` returns.
+    `pair` is the embedded pair's target or draft. The first layer of the merger is copied from it
+    as well, and the last one is random, because its output has the Llama's width. `tok` is the
+    tokenizer that `load_tokenizer` returns. No weight of the result requires a gradient.
     """
     config = llama.config
     # M-RoPE divides a head's frequencies among time, row and column: 32 as 8, 12 and 12.
@@ -162,7 +165,8 @@ def put_behind_tower(
     for name, value in state.items():
         if name.startswith(TEXT) and name.endswith("_proj.bias"):
             value.zero_()  # A Llama has no such biases.
-    # Where the input has size 1, visual tokens begin as large as the rows of the Llama's head.
+    # If the inputs of this layer have a standard deviation of 1, visual tokens begin with the one
+    # that the Llama's head has.
     last = state[f"{MERGER}2.weight"]
     nn.init.normal_(last, std=float(llama.lm_head.weight.detach().std()) / last.shape[1] ** 0.5)
     state[f"{MERGER}2.bias"].zero_()
@@ -170,7 +174,10 @@ def put_behind_tower(
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """Returns the language model's tokenizer, with names for the tokens of pictures and videos."""
+    """Returns the tokenizer of the Llama in `folder`, with tokens for pictures and videos.
+
+    These are the special tokens of ``RENAMED_TOKENS``, so the vocabulary does not grow.
+    """
     raw = json.loads((folder / "tokenizer.json").read_text())
     for token in raw["added_tokens"]:
         token["content"] = RENAMED_TOKENS.get(token["content"], token["content"])
@@ -186,10 +193,10 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def load_untrained(text: Path | None = None) -> tuple[Qwen2_5_VLForConditionalGeneration, Any]:
-    """Returns a Llama behind the pair's tower, before any training, and its tokenizer.
+    """Returns a pretrained Llama behind the pair's tower, without an adapter, and its tokenizer.
 
-    `text` is the Llama's folder; by default it is that of `saccade real make`. Raises ModelError if
-    that does not exist.
+    `text` is the Llama's folder. By default it is the one that `saccade real make` writes, and
+    ModelError is raised if that does not exist.
     """
     folder = real_weights.require_checkpoint() if text is None else text
     llama = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
@@ -205,9 +212,10 @@ def write_adapter(adapter: Mapping[str, Tensor], file: Path) -> None:
 def load_adapted(
     file: Path, text: Path | None = None
 ) -> tuple[Qwen2_5_VLForConditionalGeneration, Any]:
-    """Returns the model with the adapter of a file folded into it, and its tokenizer.
+    """Returns the Llama behind the pair's tower with an adapter folded in, and its tokenizer.
 
-    Raises ModelError if there is no such file.
+    `file` is the adapter's, and `text` as for `load_untrained`. Raises ModelError if there is no
+    such file.
     """
     if not file.is_file():
         raise ModelError(f"there is no adapter at {file}; `python -m lab seeing train` makes one")
@@ -217,7 +225,10 @@ def load_adapted(
 
 
 def save_checkpoint(model: Any, tok: Any, out: Path) -> None:
-    """Writes an ordinary checkpoint folder in float32, with the pair's image processing."""
+    """Writes an ordinary checkpoint folder, with the embedded pair's image processing.
+
+    The weights keep their dtype, which is float32 for a model of `load_adapted`.
+    """
     pair = build.load_processor(EMBEDDED / "target")
     model.save_pretrained(out)
     Qwen2_5_VLProcessor(

@@ -1,7 +1,8 @@
 """Measures the agreement of the embedded pair's drafts with its target, under each view.
 
 Agreement is the share of positions of the target's greedy answer at which the draft's arg-max is
-the target's token. It determines which drafts a greedy run accepts, so tau follows from it.
+the target's token. These positions determine which drafted tokens a greedy run accepts, so tau is
+computed from them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from saccade.model.backbone import Backbone
 from saccade.model.session import Session
 from saccade.world import dialogues, drawing, scenes
 
-SIZES = (256, 2048)
+SIZES = (256, 2048)  # Visual tokens of the clips.
 FRAMES = {
     64: (8, 112),
     256: (32, 112),
@@ -38,18 +39,22 @@ FRAMES = {
 }
 """(frames, pixels a side) by the number of visual tokens."""
 EXTRA_FRAMES = {512: (16, 224)}
-"""A further size, which the figures over all sizes leave out."""
+"""A further entry of the same kind, for a size that figures over all sizes leave out."""
 FIRST_SEED = 20_000_000  # Far from every seed of training and checking.
 DRAFTS = ("shapes-draft-naive", "shapes-draft")  # The first was trained without pruned views.
 VIEWS = ("full", "specvlm", "attention", "uniform", "random", "none")
-KEEP = 0.1
+KEEP = 0.1  # The share of the visual tokens that a pruned view keeps.
 CHAIN_LENGTH = 5  # Drafted tokens of the chains that tau is computed for.
-ANSWER_TOKENS = 192  # At most, where agreement is measured.
-MAX_ANSWER_TOKENS = 300  # Where an answer must be whole: true descriptions have up to 256 tokens.
+ANSWER_TOKENS = 192  # The most tokens of an answer on which agreement is measured.
+# The most tokens of an answer that must be whole. True descriptions have up to 256.
+MAX_ANSWER_TOKENS = 300
 
 
 def unseen_clip(number: int, size: int, *, max_objects: int = 6) -> tuple[scenes.Scene, Clip, str]:
-    """Returns a scene that no training drew, its clip of ``size`` visual tokens, and a question."""
+    """Returns a scene that no training drew, its clip of ``size`` visual tokens, and a question.
+
+    The question asks for a description. ``number`` counts the unseen scenes from 0 on.
+    """
     frames, side = (FRAMES | EXTRA_FRAMES)[size]
     scene = scenes.scene(FIRST_SEED + number, max_objects=max_objects)
     pictures = drawing.render(scene, frames, side)
@@ -66,7 +71,10 @@ def measure_agreement(
     sizes: Sequence[int] = SIZES,
     on_progress: Callable[[str], None] = lambda s: None,
 ) -> dict[str, Any]:
-    """Measures agreement and tau by size, draft and view, with 95 % intervals over clips."""
+    """Measures agreement and tau on ``clips`` unseen clips, with 95 % intervals over clips.
+
+    Results are by size (as text), then by draft and then by view (``_summarize``).
+    """
     target = load("shapes")
     drafts = {name: load(name) for name in DRAFTS}
     results: dict[str, Any] = {}
@@ -100,10 +108,11 @@ def measure_agreement(
 def broken_answers(
     target: Loaded, *, clips: int, size: int, on_progress: Callable[[str], None] = lambda s: None
 ) -> list[str]:
-    """Returns the target's greedy descriptions that are not whole.
+    """Returns those of the target's greedy descriptions that are not whole.
 
-    They break off, do not end, or have sentences in an order that no true description has. The
-    clips are unseen and have up to five shapes.
+    A description is not whole if a sentence breaks off, if it has no end within
+    ``MAX_ANSWER_TOKENS``, or if its sentences are in an order that no true description has. The
+    clips are unseen and have up to five objects.
     """
     texts = []
     for number in range(clips):
@@ -121,7 +130,7 @@ def broken_answers(
 
 
 def prefill_with_attention(target: Backbone, inputs: Inputs) -> Prefill:
-    """Returns the target's prefill of a prompt with its attention recorded."""
+    """Returns the target's prefill of a prompt, with the attention that views choose by."""
     session = Session(target, [Sampling()])
     return session.prefill(target.prompts(inputs), record=True)[0]
 
@@ -147,7 +156,7 @@ def draft_logits(
 def agreeing_tokens(
     draft: Loaded, target: Loaded, prefill: Prefill, view: str, ids: Sequence[int]
 ) -> list[bool]:
-    """Returns whether the draft's arg-max is each token of the target's answer.
+    """Returns for each token of the target's answer whether the draft's arg-max is that token.
 
     ``view`` has the view's name and budget, such as ``specvlm/keep=0.1``.
     """
@@ -181,7 +190,11 @@ def tau(agreements: Sequence[bool], length: int = CHAIN_LENGTH) -> float:
 
 
 def _summarize(lists: Sequence[Sequence[bool]]) -> dict[str, Any]:
-    """Returns means over clips, and 95 % intervals from 1,000 resamples of the clips."""
+    """Returns the means of agreement and tau over clips, with 95 % intervals.
+
+    ``lists`` has the result of ``agreeing_tokens`` for each clip. The intervals are from 1,000
+    resamples of the clips.
+    """
     shares = np.array([np.mean(agreements) for agreements in lists])
     taus = np.array([tau(agreements) for agreements in lists])
     resamples = np.random.default_rng(0).integers(len(lists), size=(1000, len(lists)))

@@ -1,6 +1,7 @@
-"""Defines the hybrid pair: Qwen3.5 models as small as the embedded pair, made from its weights.
+"""Defines the hybrid pair: small Qwen3.5 models, made from the weights of the embedded pair.
 
-Two of three layers of the target, and one of two of the draft, are Gated DeltaNet; the rest have
+The embedded pair is the small Qwen2.5-VL target and draft that come with this package. Two of three
+layers of the hybrid target, and one of two of the hybrid draft, are Gated DeltaNet; the rest have
 full attention. Embeddings, MLPs and norms of the language model and all matrices of the vision
 tower but its MLPs are copied from the embedded pair. Gated DeltaNet begins as linear attention with
 the queries, keys and values of the attention layer in whose place it stands.
@@ -59,22 +60,23 @@ HEAD_WIDTH = HIDDEN // HEADS
 TOWER_MLP = 384  # Wider than the embedded tower's, whose MLPs have a gate.
 TARGET_PATTERN = ("linear_attention", "linear_attention", "full_attention") * 2
 DRAFT_PATTERN = ("linear_attention", "full_attention")
-# For each layer, the layer of the embedded draft whose weights it begins with. Of the layers with
-# the same source only the last one works at first. Those before it pass their input on until they
-# are trained.
+# For each layer of the hybrid, the layer of the embedded draft whose weights it begins with. Of the
+# layers with the same source only the last one works at first. Those before it pass their input on
+# as it is until they are trained.
 TARGET_SOURCES = (0, 0, 0, 1, 1, 1)
 DRAFT_SOURCES = (0, 1)
-# Tokens after which the heads of a new Gated DeltaNet layer have forgotten most of their state.
+# Tokens after which the state of a head of a new Gated DeltaNet layer has decayed to about 1 / e.
 MEMORIES = (8.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 VIDEO_PIXELS = dict(shortest_edge=2 * 28 * 28, longest_edge=2**26)  # Of all frames together.
 QUERY_SIZE, KEY_SIZE = 0.9, 1.5  # Root mean squares of the embedded drafts' queries and keys.
-CHUNK = 64  # Tokens of Gated DeltaNet that are computed at once.
-VISUAL = "model.visual."
+CHUNK = 64  # Tokens whose changes of a Gated DeltaNet's state are computed at once.
+VISUAL = "model.visual."  # How the names of the tower's weights begin.
+# How the embedded pair's chat template writes a video.
 VIDEO_IN_CHAT = "<|vision_start|><|video_pad|><|vision_end|>"
 
 
 def hybrid_config(pattern: tuple[str, ...]) -> Qwen3_5Config:
-    """Returns the config of a hybrid with these kinds of layers."""
+    """Returns the config of a hybrid whose layers are of these kinds, from first to last."""
     return Qwen3_5Config(
         text_config=dict(
             vocab_size=VOCAB,
@@ -124,7 +126,10 @@ def hybrid_config(pattern: tuple[str, ...]) -> Qwen3_5Config:
 
 
 def create_hybrid(pattern: tuple[str, ...], seed: int = 0) -> Any:
-    """Makes an untrained hybrid in float32, whose tower has no learned places of patches."""
+    """Makes an untrained hybrid in float32 with layers of these kinds.
+
+    The learned positions of the tower's patches are zero and stay so.
+    """
     torch.manual_seed(seed)
     model = Qwen3_5ForConditionalGeneration(hybrid_config(pattern)).float().train()
     model.generation_config = GenerationConfig(
@@ -132,7 +137,7 @@ def create_hybrid(pattern: tuple[str, ...], seed: int = 0) -> Any:
         eos_token_id=[SPECIAL_ID["<|im_end|>"], SPECIAL_ID["<|endoftext|>"]],
         pad_token_id=SPECIAL_ID["<|endoftext|>"],
     )
-    # The embedded tower knows places by rotation alone.
+    # The embedded tower, whose weights this one gets, knows places of patches by rotation alone.
     nn.init.zeros_(model.model.visual.pos_embed.weight).requires_grad_(False)
     return model
 
@@ -145,9 +150,10 @@ def load_hybrid(folder: Path) -> Any:
 
 
 def convert(pair: Any, pattern: tuple[str, ...], sources: tuple[int, ...]) -> Any:
-    """Returns a hybrid that begins with the weights of a model of the embedded pair.
+    """Returns a hybrid that begins with the weights of ``pair``, a model of the embedded pair.
 
-    ``sources`` names for each layer the layer of the pair's model in whose place it stands.
+    ``sources`` has for each layer of the hybrid the number of the layer of ``pair`` whose weights
+    it begins with.
     """
     model = create_hybrid(pattern)
     old = pair.state_dict()
@@ -173,7 +179,10 @@ def convert(pair: Any, pattern: tuple[str, ...], sources: tuple[int, ...]) -> An
 
 
 def _tower_weights(old: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns what the hybrid's tower takes from the embedded one: all but the MLPs of blocks."""
+    """Returns the weights of the embedded tower but the MLPs of its blocks, by the hybrid's names.
+
+    ``old`` has all weights of a model of the embedded pair by their names there.
+    """
     names = {"merger.ln_q.weight": "merger.norm.weight"}
     names |= {
         f"merger.mlp.{place}.{part}": f"merger.linear_fc{number}.{part}"
@@ -189,11 +198,12 @@ def _tower_weights(old: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _begin_attention(layer: Any, old: Mapping[str, Tensor]) -> Tensor:
-    """Copies an attention layer, and returns its output matrix.
+    """Begins a hybrid's attention with that of an embedded layer, and returns its output matrix.
 
-    Qwen3.5 has a gate that the embedded pair lacks. Its weights are 0, so it multiplies by
-    sigmoid(0) = 0.5, and the output matrix is doubled. Its new norms bring queries and keys to the
-    sizes that they have in the embedded pair.
+    ``old`` has the embedded layer's weights. Qwen3.5 has a gate that the embedded pair lacks. The
+    gate's weights are 0, so it multiplies by sigmoid(0) = 0.5, and the output matrix is doubled.
+    The embedded pair also lacks norms of queries and keys. Those of the hybrid bring queries and
+    keys to the sizes that they have in the embedded pair.
     """
     new = layer.self_attn
     for part in ("weight", "bias"):
@@ -210,9 +220,10 @@ def _begin_attention(layer: Any, old: Mapping[str, Tensor]) -> Tensor:
 
 
 def _begin_delta_net(layer: Any, old: Mapping[str, Tensor]) -> Tensor:
-    """Begins Gated DeltaNet with the projections of an attention layer, and with long memories.
+    """Begins Gated DeltaNet with the projections of an embedded attention layer.
 
-    Returns its output matrix.
+    ``old`` has the embedded layer's weights. The heads begin with ``MEMORIES``. Returns the output
+    matrix.
     """
     new = layer.linear_attn
     key, value = (
@@ -234,6 +245,8 @@ def _begin_delta_net(layer: Any, old: Mapping[str, Tensor]) -> Tensor:
     return cast(Tensor, new.out_proj.weight)
 
 
+# By the kind of layer, what gives it its first weights: (the layer, the embedded layer's weights by
+# name) -> the matrix that makes its mixer's output.
 INITIALISERS = {"full_attention": _begin_attention, "linear_attention": _begin_delta_net}
 
 
@@ -270,9 +283,10 @@ def encode_frames(model: Any, frames: Tensor) -> Tensor:
 
 
 def run_decoder(model: Any, x: Tensor, positions: Tensor) -> Tensor:
-    """Returns the final hidden states of embeddings `x` at M-RoPE `positions`.
+    """Returns the final hidden states [batch, n, hidden] of embeddings `x` of the same shape.
 
-    Padding may only be on the right.
+    `positions` are M-RoPE's [3, batch, n]. Padding may only be on the right, because it is not
+    masked, and tokens after it would read it.
     """
     text = model.model.language_model
     cos, sin = (each[:, None] for each in text.rotary_emb(x, positions))
@@ -312,10 +326,12 @@ def _mix_by_delta_net(layer: Any, y: Tensor, cos: Tensor, sin: Tensor) -> Tensor
 
 
 def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
-    """Returns what queries read from a state that keys and values write, [batch, n, heads, width].
+    """Returns what queries read from a state that keys and values write.
 
-    The state S changes by S <- d (I - b k k^T) S + b k v^T at each token, with decay d and step b
-    (Yang et al. 2024, "Gated Delta Networks"). ``log_decay`` is log d and ``beta`` is b, both
+    ``q``, ``k``, ``v`` and the result are [batch, n, heads, width]. Queries and keys are scaled to
+    length 1 first, and the queries then by 1 / sqrt(width). The state S of a head begins as 0. It
+    changes by S <- d (I - b k k^T) S + b k v^T at each token, with decay d and step b (Yang et al.
+    2024, "Gated Delta Networks"). ``log_decay`` is log d and ``beta`` is b, both
     [batch, n, heads]. Within a chunk of ``CHUNK`` tokens all changes are found at once, as the
     solution of a triangular system. Only the state goes from chunk to chunk.
     """
@@ -357,12 +373,14 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: T
     return out[:, :, :n].transpose(1, 2)
 
 
-# How a layer mixes what its tokens say, by the kind of layer.
+# By the kind of layer, how it mixes tokens: (the layer, its normed input [batch, n, hidden], cos
+# and sin of the positions) -> what is added to the hidden states. Gated DeltaNet ignores cos and
+# sin.
 MIXES = {"full_attention": _mix_by_attention, "linear_attention": _mix_by_delta_net}
 
 
-# Hugging Face computes positions in a method of the model that needs no weights. In calls of that
-# method, this object stands for the model.
+# Hugging Face computes positions in a method of the model, ``get_rope_index``, which needs no
+# weights. In calls of that method, this object stands for the model.
 _ROPE = cast(Any, SimpleNamespace(config=hybrid_config(DRAFT_PATTERN)))
 _ROPE.get_vision_position_ids = lambda *a, **k: Qwen3_5Model.get_vision_position_ids(_ROPE, *a, **k)
 
@@ -399,7 +417,7 @@ class TimestampForm(PromptForm):
 
 
 def make_hybrid_processor(tokenizer: Any) -> Qwen3VLProcessor:
-    """Makes the processor of both hybrids around the embedded pair's tokenizer."""
+    """Makes the processor of the hybrid target and draft, with the embedded pair's tokenizer."""
     return Qwen3VLProcessor(
         image_processor=Qwen2VLImageProcessor(**IMAGES),
         tokenizer=tokenizer,

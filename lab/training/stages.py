@@ -1,7 +1,7 @@
 """Defines the stages of training: depths, seconds of CPU time, clips and learning rates.
 
 `train.py` says what each stage of the embedded pair is for, and trains them. A probe is a head that
-learns to predict from each visual token what it shows; it trains the vision tower.
+learns to predict from each visual token what the token shows. Its loss trains the vision tower.
 """
 
 from collections.abc import Callable
@@ -12,17 +12,19 @@ from saccade.world.train_draft.samples import Canvas
 
 TARGET_LAYERS, MEDIUM_LAYERS, DRAFT_LAYERS = 20, 6, 2
 Shares = list[tuple[Canvas, float]]
-"""Sizes of clips, each with its share of the batches. The shares need not sum to 1."""
+"""Sizes of clips or pictures, each with its share of the batches. Shares need not sum to 1."""
 
 
 def _video_shares(*sizes: tuple[int, int, int, float]) -> Shares:
-    """Returns videos by (frames, height, width, share)."""
+    """Returns videos with their shares. A size is (frames, height, width, share), in pixels."""
     return [(Canvas("video", t, h, w), share) for t, h, w, share in sizes]
 
 
 def _image_shares(*sides: int, share: float) -> Shares:
-    """Returns squares of these sides, which have a share in all: half of it single pictures, half
-    of it pairs of pictures that differ ("diff")."""
+    """Returns square pictures by their sides in pixels, which together have the share ``share``.
+
+    Half of it are single pictures, and half are pairs of pictures that differ ("diff").
+    """
     images = [(Canvas("image", 1, s, s), 0.5 * share / len(sides)) for s in sides]
     return images + [(Canvas("diff", 1, s, s), 0.5 * share / len(sides)) for s in sides]
 
@@ -66,9 +68,9 @@ def _scale(shares: Shares, by: float) -> Shares:
 
 
 def _rising_objects(*steps: tuple[float, int]) -> Callable[[float], int]:
-    """Returns a function from a stage's progress (0 to 1) to how many objects a scene may have.
+    """Returns a function from a stage's progress (0 to 1) to the most objects of a scene.
 
-    A step is (progress until which it holds, objects). After the last one there are 6.
+    A step is (progress until which it holds, most objects). After the last step there may be 6.
     """
     return lambda progress: next((most for until, most in steps if progress < until), 6)
 
@@ -96,15 +98,18 @@ class Stage:
     cpu_s: float  # The budget in CPU seconds.
     lr: float  # The learning rate.
     canvases: Shares
-    tokens: int = 3000  # In a batch, about.
+    tokens: int = 3000  # About how many tokens a batch has.
     vision: bool = True  # Whether the vision tower trains.
     probe: float = 0.3  # The weight of the probes' loss; 0: without probes.
-    objects: Callable[[float], int] = lambda progress: 6  # At most, by progress (0 to 1).
+    # Returns the most objects that a scene may have, by the stage's progress (0 to 1).
+    objects: Callable[[float], int] = lambda progress: 6
     drops: bool = False  # Whether visual tokens are dropped, as the views of a draft do.
-    tasks: tuple[str | None, ...] = (None,)  # None draws tasks in the world's own shares.
+    # Conversations take these tasks equally often. None stands for a task that is drawn, in a video
+    # with ``VIDEO_TASK_WEIGHTS``.
+    tasks: tuple[str | None, ...] = (None,)
 
 
-STAGES = (
+STAGES = (  # The stages of the embedded pair (`train.py`).
     Stage(
         name="probe",
         layers=DRAFT_LAYERS,
@@ -218,7 +223,7 @@ SEEING = (  # The stages of a language model that learns to see (`seeing.py`).
         tasks=("qa", None, None),
     ),
 )
-SEEING_DRAFT = (  # The stages of a draft for it (`seeing_draft.py`).
+SEEING_DRAFT = (  # The stages of a draft for that language model (`seeing_draft.py`).
     Stage(
         name="early",
         layers=4,
@@ -256,7 +261,8 @@ HYBRID_LONG = _video_shares(
     (8, 224, 224, 0.1),
     (16, 224, 224, 0.15),
 )
-DESCRIBING = ("describe", None)  # Half of the conversations are descriptions.
+# Half of the conversations are descriptions, and so are about half of those with a drawn task.
+DESCRIBING = ("describe", None)
 HYBRID = (  # The stages of a hybrid pair (`hybrid.py`).
     Stage(
         name="tower",
@@ -314,7 +320,10 @@ HYBRID = (  # The stages of a hybrid pair (`hybrid.py`).
 
 
 def shorten(stage: Stage) -> Stage:
-    """Returns the stage on one-object clips of 64 visual tokens; all stages take two minutes."""
+    """Returns the stage with clips of one object and 64 visual tokens, and a budget of seconds.
+
+    All of ``STAGES`` together then take two CPU minutes, most of it in "probe" and "small".
+    """
     seconds = {"probe": 20.0, "small": 60.0}
     return replace(
         stage,
