@@ -133,7 +133,7 @@ class TeacherForcedScore:
 
     size: int  # Visual tokens of the clips.
     task: str
-    view: str  # What the model saw: its "own" clip, that of an "other" question, or "none".
+    view: str  # Whose pixels the model saw: its "own" clip's, an "other" clip's, or "none".
     content: float  # The share of tokens of content words that are right.
     tokens: int  # How many tokens all answers have together, those of other words included.
 
@@ -155,12 +155,11 @@ class TimedAnswer:
 class ForwardCosts:
     """Seconds of the target's forwards by their rows, and the load of the machine.
 
-    The answers are timed first and then these forwards. The load was read before both, so that it
-    shows what other programs did.
+    The answers are timed first and then these forwards. The load was read before both.
     """
 
     threads: int
-    load: float  # The mean number of processes that wanted a core in the minute before all that.
+    load: float  # The mean number of processes that wanted a core in the minute before.
     context: int  # Cached tokens.
     rows: Sequence[int]  # Tokens that a forward scores.
     seconds: Sequence[float]  # Of the forward with so many rows.
