@@ -31,11 +31,11 @@ def lines(data: Data) -> Figure:
         x: the label of the x axis.
         at: the places of the values on the x axis, on a log scale; rounds 1, 2, ... without it.
         linear: makes the scale of ``at`` linear.
-        ticks: the places of the x axis that are named, if not all of ``at``.
+        ticks: the places of the x axis that have numbers; without it all of ``at`` on a log scale.
         guides: names of lines that are drawn thin, to compare with.
         apart: gives each panel a legend of its own, for panels of different names.
         tall: makes the panels taller.
-        from zero: begins the y axis at 0.
+        from zero: begins the y axis just below 0, as is always done without ``at``.
     """
     panels = data["panels"]
     size = (5.4, 1.3 + 1.3 * len(panels)) if len(panels) > 1 else (5.4, 3.4)
@@ -100,9 +100,9 @@ def bars(data: Data) -> Figure:
 
     Keys of the data:
         rows: {row: {series: value}}.
-        panels: {title: rows}, in place of ``rows`` for several panels.
+        panels: {title: rows}, in place of ``rows`` for several panels, each with rows as above.
         x: the label of the x axis.
-        start: where the x axis begins; 0 without it, and wherever it fits if it is None.
+        start: where the x axis begins: 0 without it. If it is None, the values decide.
         stacked: lays a row's bars end to end.
         marks: {name: value}, drawn as dashed lines across.
     """
@@ -178,8 +178,9 @@ def maps(data: Data) -> Figure:
     Keys of the data:
         maps: {name: [frame][row][column]}.
         labels: one for each frame of a row.
-        z: the label of the grey scale, which is logarithmic and the same for all frames.
-        floor: the least value of the scale, which ends at 1.
+        z: the label of the grey scale, whose numbers are log10 of values. All frames share it.
+        floor: the value at which the scale begins. Smaller values are drawn as this one. The scale
+            ends at 1.
     """
     rows = data["maps"]
     wide = max(len(frames) for frames in rows.values())
@@ -207,8 +208,8 @@ def maps(data: Data) -> Figure:
 def shaded_weights(data: Data) -> Figure:
     """Draws TABED's Fig. 3: the weight at each token, and which weights would have been accepted.
 
-    TABED mixes the laws of drafts by weights. At each token, those weights are shaded with which
-    the mixture's token would have been accepted.
+    TABED mixes the laws of a draft under several views by weights. At each token, those weights are
+    shaded with which the mixture's token would have been accepted.
 
     Keys of the data:
         panels: {title: {"accepted": [token][candidate] bool, "weights": {name: [token]}}}, where

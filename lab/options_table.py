@@ -18,7 +18,8 @@ ANSWERING = ("describe", "chat", "watch", "caption", "compare", "serve", "ui", "
 def options_table() -> str:
     """Returns Markdown: a table for each section of the help, with a row for each option.
 
-    A row also names the commands that take the option.
+    A row also names the commands that take the option. An option that commands explain in different
+    words has a row for each explanation.
     """
     commands_by_option: dict[tuple[str, str, str], list[str]] = {}
     for command, section, option, text in _documented_options():
@@ -43,7 +44,10 @@ def _shorten(commands: list[str]) -> list[str]:
 
 
 def _documented_options() -> Iterator[tuple[str, str, str, str]]:
-    """Yields (command, section of its help, option as it is written, what it does)."""
+    """Yields (command, section of its help, option as it is written, what it does).
+
+    The command is in backticks, as the table has it.
+    """
     section_by_parameter = {name: title for title, names in SECTIONS.items() for name in names}
     for command, context in _all_commands(typer.main.get_command(app), parent=None, names=()):
         for parameter in context.command.params:
@@ -64,7 +68,7 @@ def _documented_options() -> Iterator[tuple[str, str, str, str]]:
 
 
 def _all_commands(command: Any, parent: Any, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """Yields every command's full name, its groups' names included, with its context.
+    """Yields every command's full name in backticks, its groups' names included, and its context.
 
     ``names`` are the names that lead to ``command``; they are empty for the program itself.
     """

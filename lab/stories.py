@@ -2,11 +2,12 @@
 
 They repeat an experiment of the paper TABED, whose drafts were trained on single pictures and fail
 on the five pictures of the data sets PororoSV and VIST (Fig. 1). The embedded pair was trained on
-one picture and on two. A story's first panel is a drawn scene, and each of the next four changes
-one or two things of the panel before it.
+prompts of one picture and of two. A story's first panel is a drawn scene, and each of the next four
+changes one or two things of the panel before it.
 
-``story-panels`` asks a question after the five pictures. ``story-captions`` is worded as the
-paper's data sets are: the first four pictures have captions, and that of the last is asked for.
+``story-panels`` has the five pictures and then the prompt by which the embedded pair learnt to
+describe one picture. ``story-captions`` is worded as the paper's data sets are: the first four
+pictures have captions, and that of the last is asked for.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ def _ask_for_last_caption(story: Sequence[Scene], seed: int) -> str:
     return f"{''.join(parts)}{IMAGE_MARK} Caption #{PANELS}:"
 
 
+# By the suite's name: (the scenes of a story's panels, its seed) -> the question with its pictures.
 QUESTIONS: Mapping[str, Callable[[Sequence[Scene], int], str]] = {
     "story-panels": _ask_after_pictures,
     "story-captions": _ask_for_last_caption,

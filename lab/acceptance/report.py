@@ -1,7 +1,7 @@
-"""Writes the results of an acceptance as JSON lines, and limits the time of its sections.
+"""Writes the results of an acceptance as JSON lines, and limits the time that it takes.
 
 An acceptance is one run of ``python -m lab accept``, which checks on a GPU whether Saccade is right
-and fast. It consists of sections, which run one after another and must end within a given time.
+and fast. It consists of sections, which run one after another and must all end within a given time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ T = TypeVar("T")
 
 
 def process_start() -> float:
-    """Returns when this process began, in seconds since 1970, so that imports count too."""
+    """Returns when this process began, in seconds since 1970.
+
+    Times of an acceptance count from then, so that its imports count too.
+    """
     return psutil.Process().create_time()
 
 
@@ -61,7 +64,10 @@ class Report:
         return self.deadline - self.elapsed()
 
     def note(self, **facts: Any) -> None:
-        """Writes a line with these facts; floats are rounded to four significant digits."""
+        """Writes a line with these facts, the section, and the seconds since the process began.
+
+        Floats, also those in lists, are rounded to four significant digits.
+        """
         line = {"section": self.section, "at": round(self.elapsed(), 1)}
         line |= {name: _rounded(value) for name, value in facts.items()}
         self.lines.append(line)
@@ -72,7 +78,7 @@ class Report:
             file.write(text + "\n")
 
     def check(self, holds: bool, sentence: str) -> None:
-        """Records the sentence as a failure unless ``holds``."""
+        """Records the sentence, which says what is wrong, as a failure unless ``holds``."""
         if not holds:
             self.failures.append(f"{self.section}: {sentence}")
             self.note(wrong=sentence)
@@ -92,8 +98,10 @@ class Report:
     def cases(self, cases: Iterable[T], of: str = "") -> Iterator[T]:
         """Yields the cases of the current section for which there is time.
 
-        A case is skipped where the longest case so far would not end in the time that is left.
-        Writes a line that names the skipped cases; ``of`` says what they are cases of.
+        Before each case the time that is left must be enough for another case as long as the
+        longest so far, and at least a second. If it is not, this case and all later ones are
+        skipped. A line names the skipped cases; ``of`` says what they are cases of, and without it
+        they are the section's.
         """
         longest = 0.0
         skipped: list[str] = []
@@ -109,11 +117,12 @@ class Report:
             self.note(skipped=skipped, of=of or self.section, why=why)
 
     def run(self, section: str, until: float, work: Callable[[], None]) -> None:
-        """Runs a section, or skips it where less than a second is left for it.
+        """Runs a section by calling ``work``, or skips it where less than a second is left for it.
 
-        The section may last until the share ``until`` of the time for all sections is used. That
-        time begins with the first section, because the imports before it may take long. An error in
-        the section is recorded by :meth:`fail`, so that the next section runs.
+        The section may last until the share ``until`` of the time for all sections is used. It is
+        not stopped then: ``work`` has to ask :meth:`cases` or :meth:`seconds_left`. The time for
+        all sections begins with the first one, because the imports before it may take long. An
+        error in the section is recorded by :meth:`fail`, so that the next section runs.
         """
         if self.section == BEFORE_ALL:
             self.first_section_start = self.elapsed()
@@ -153,7 +162,10 @@ class Report:
 
     @contextmanager
     def time_limit(self) -> Iterator[None]:
-        """Ends the process when all the time is used, even in the middle of a section."""
+        """Ends the process shortly before all the time is used, even in the middle of a section.
+
+        It then writes the last line first, and exits with 1 if there are failures.
+        """
 
         def end_process() -> None:
             sentence = f"the time of {self.seconds:.0f} s ran out in the middle of it"

@@ -1,4 +1,7 @@
-"""The classes of the installed transformers, of which an older release has fewer."""
+"""Gives the classes of the installed transformers, with a stand-in for each that it lacks.
+
+The tables of families name classes that only newer releases have.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Makes draft heads of random weights for tiny random checkpoints, in the layouts of real heads.
 
-Tests load them, and so does ``python -m lab accept``. ``add_own_head`` writes a multi-token
-prediction head (MTP) into a target's checkpoint, as models have it that are published with a head.
+Tests and ``python -m lab accept`` draft with them. ``add_own_head`` writes a multi-token prediction
+head (MTP) into a target's checkpoint, as in models that are published with a head of their own.
 ``make_eagle3`` writes an EAGLE-3 head as AngelSlim, SpecForge or speculators save it, and
 ``make_dflash`` a DFlash head as z-lab, speculators or transformers do.
 """
@@ -30,7 +30,9 @@ DFLASH_WINDOW = 24  # Tokens that a layer with a sliding window sees.
 DFLASH_MASK = 3  # The id of the token that stands for a token to be drafted.
 # The tokens of a block, which a DFlash head drafts in one forward, by the head's style.
 DFLASH_BLOCKS: Mapping[DFlashStyle, int] = {"z-lab": 8, "speculators": 4, "transformers": 6}
-# The names of the tensors of a checkpoint's own head, by the layout.
+# How a checkpoint's own head names its tensors, by the layout: what a tensor is -> its name within
+# the head. "layer" is the beginning of the names of its decoder layer. Qwen3.5 has the layout
+# "mtp", DeepSeek-V3 and GLM-4.5 have "nextn".
 OWN_NAMES: Mapping[OwnLayoutName, Mapping[str, str]] = {
     "mtp": {
         "fc": "fc.weight",
@@ -52,7 +54,7 @@ OWN_NAMES: Mapping[OwnLayoutName, Mapping[str, str]] = {
 def random_own_head(target: Backbone, layout: OwnLayoutName, seed: int = 0) -> dict[str, Tensor]:
     """Returns the tensors of a checkpoint's own head, by their names within the head.
 
-    Its layer has the shapes of the target's last layer of attention.
+    The head has one decoder layer, of the same shapes as the target's last layer with attention.
     """
     draw = _random_weights(seed)
     names = OWN_NAMES[layout]
@@ -88,9 +90,14 @@ def add_own_head(folder: Path, target: Backbone, layout: OwnLayoutName, seed: in
 def eagle3_settings(target: Backbone, style: Eagle3Style, draft_vocab: int) -> dict[str, Any]:
     """Returns the config.json of an EAGLE-3 head for a target.
 
-    The head reads three of the target's hidden states: the inputs of layers 0 and 1 and the output
-    of the last layer, or for specforge the inputs of layers 0, 1 and 2. (speculators counts inputs,
-    specforge outputs.) AngelSlim's config does not name them, and the head reads the default ones.
+    The head has ``draft_vocab`` tokens of its own and reads three of the target's hidden states,
+    which the styles name differently:
+
+    - speculators: by the layer whose input is read, here 0, 1 and the number after the last
+      layer's, which stands for the last layer's output.
+    - specforge: by the layer whose output is read, here -1, 0 and 1, which are the inputs of layers
+      0, 1 and 2.
+    - angelslim: not at all, so that the head reads those that are the default.
     """
     layer = _layer_settings(target) | {
         "model_type": "llama",
@@ -171,6 +178,8 @@ def dflash_settings(
     - transformers: both layers have a sliding window, and none is causal.
     - speculators: no layer has one. The head has a vocabulary of ``draft_vocab`` tokens, and the
       row of the last committed token drafts the first token (in other styles, the first mask does).
+
+    The other styles have the target's vocabulary and ignore ``draft_vocab``.
     """
     kinds = {
         "z-lab": ["full_attention", "sliding_attention"],
@@ -221,7 +230,10 @@ def dflash_settings(
 def random_dflash(
     target: Backbone, style: DFlashStyle, draft_vocab: int | None = None, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Returns the tensors of a DFlash head, by the names of its style."""
+    """Returns the tensors of a DFlash head, by the names of its style.
+
+    The style "speculators" needs ``draft_vocab``, and the others ignore it.
+    """
     draw = _random_weights(seed)
     dim = target.config.hidden_size
     tensors = {}
@@ -264,7 +276,10 @@ def random_dflash(
 def make_dflash(
     folder: Path, target: Backbone, style: DFlashStyle, *, draft_vocab: int = 100, seed: int = 0
 ) -> Path:
-    """Writes a DFlash head of random weights for a target, and returns its folder."""
+    """Writes a DFlash head of random weights for a target, and returns its folder.
+
+    ``draft_vocab`` counts for the style "speculators" alone.
+    """
     settings = dflash_settings(target, style, draft_vocab)
     return _write_head(folder, settings, random_dflash(target, style, draft_vocab, seed))
 
@@ -324,7 +339,8 @@ def _known_ids(vocab: int, draft_vocab: int, seed: int) -> dict[str, Tensor]:
 def _random_weights(seed: int) -> Callable[[tuple[int, ...] | torch.Size], Tensor]:
     """Returns a function that draws random weights of a shape.
 
-    A matrix is scaled so that its product with a vector has entries as large as the vector's.
+    A matrix is scaled so that its product with a vector has entries as large as the vector's. A
+    vector has entries of standard deviation 0.2.
     """
     generator = torch.Generator().manual_seed(seed)
 

@@ -1,10 +1,10 @@
-"""The families of 2025 and 2026, as data: what their tiny checkpoints are made of.
+"""The newer families, most of 2025 and 2026, as data: what their tiny checkpoints are made of.
 
 The tests run on checkpoints of a few layers with random weights, which ``lab.checkpoints`` makes
 (``python -m lab make-checkpoint``). A family is an architecture of transformers, such as Gemma 3.
 Each entry of ``NEWER_FAMILIES`` names transformers' own classes and the settings that make them
-small. Language models with layers of several kinds have so many layers that each kind occurs, and
-windows are shorter than the prompts of the tests. Older families are in ``families.py``.
+small. Language models with layers of several kinds have so many layers that each kind occurs. A
+sliding window is shorter than the prompts of the tests. Older families are in ``families.py``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EXTRA_PACKAGES = {
     "perception-lm": "timm",
     "smolvlm": "num2words",
 }
-"""The further package that transformers needs for a family of this file or of ``families.py``."""
+"""By family, of this file or of ``families.py``: a package that transformers needs besides."""
 
 hf = AvailableClasses()
 
@@ -47,7 +47,7 @@ WINDOW = 16  # Tokens of a sliding window: fewer than any prompt of the tests ha
 
 @dataclass(frozen=True)
 class Times:
-    """A setting that is a multiple of the language model's hidden size."""
+    """A setting that is ``factor`` times the language model's hidden size."""
 
     factor: float
 
@@ -80,7 +80,7 @@ class Recipe:
     processor: Any  # The class of the processor.
     # The parts of the processor, such as its image processor: argument -> (class, its settings).
     readers: Mapping[str, tuple[Any, Mapping[str, Any]]]
-    # Settings of the whole config that are ids of special tokens: setting -> the token's name in
+    # Settings of the whole config that are ids of special tokens: setting -> the token's key in
     # ``Family.tokens``, or several names for a list of ids.
     ids: Mapping[str, str | Sequence[str]]
     text: Mapping[str, Any] = field(default_factory=dict)  # Settings of the language model.
@@ -94,7 +94,10 @@ class Recipe:
 
 
 def _build(recipe: Recipe, size: Size, ids: Ids) -> Parts:
-    """Returns the parts of one family's checkpoint, as ``Family.build`` does."""
+    """Returns a config and a function that makes its processor, as ``Family.build`` must.
+
+    ``ids`` are those of the family's special tokens.
+    """
     size = replace(
         size, layers=max(size.layers, recipe.layers), vocab=max(size.vocab, recipe.vocab)
     )
@@ -141,12 +144,14 @@ def _family(
     audio: str = "",
     more: tuple[str, ...] = (),
 ) -> Family:
+    """Returns the family of a recipe. The other arguments are the fields of ``Family``."""
     return Family(partial(_build, recipe), image, video, audio, tokens, more)
 
 
 # -- settings that several families share ------------------------------------------------------
 
-# Sizes in these settings are pixels. GRID is for processors that cut a picture of any size into
+# Sizes in these settings are pixels of a side. Only those of PIXELS are pixels of a whole picture,
+# though transformers calls them edges. GRID is for processors that cut a picture of any size into
 # patches, SQUARE for those that resize it to a square.
 ROPE = dict(rope_type="default", rope_theta=1e4)
 EDGE = dict(height=SIDE, width=SIDE)
@@ -350,7 +355,8 @@ GEMMA_SOUND_TOKENS = {
     "boa_token": "<start_of_audio>",
     "eoa_token": "<end_of_audio>",
 }
-# The embedding has 320 rows. The vision tower's own token is id 318, the audio tower's is id 319.
+# The embedding has 320 rows. Gemma3n has one token of its vision tower and one of its audio tower,
+# which have the last two ids here, 318 and 319.
 GEMMA3N = Recipe(
     config=hf.Gemma3nConfig,
     processor=hf.Gemma3nProcessor,

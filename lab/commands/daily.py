@@ -1,4 +1,8 @@
-"""The commands ``python -m lab busy | live``, which check what a user meets every day."""
+"""The commands ``python -m lab busy | live``.
+
+They check two things that users do every day: asking while other programs run, and asking about a
+long live video.
+"""
 
 from __future__ import annotations
 

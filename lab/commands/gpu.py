@@ -54,6 +54,7 @@ def gpu(
         machines = ", ".join(bench.BANDWIDTH)
         raise OptionError(f"--machine {machine} is unknown; there are: {machines}")
     bandwidth = bench.BANDWIDTH[machine]  # In bytes a second.
+    # In ``facts``, "predicted" has seconds and "steps" has milliseconds.
     facts: dict[str, Any] = {"machine": machine, "target": target, "draft": draft}
     facts["visual_tokens"] = visual_tokens
     lines = []
@@ -72,7 +73,8 @@ def gpu(
         dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
         shapes = [bench.published_config(name, tiny=tiny) for name in (target, draft)]
         big, small = (bench.build_model(config, place, dtype) for config in shapes)
-        # Single forwards, of the draft over what its view keeps.
+        # Single forwards: the target's over all visual tokens, the draft's over those that its view
+        # keeps.
         target_steps = bench.measure_steps("target", big, visual_tokens, bandwidth)
         contexts = {each: max(1, int(visual_tokens * each.keep)) for each in bench.REPORTED}
         draft_steps = {

@@ -47,7 +47,7 @@ def train_hybrid(
         raise OptionError(f"unknown stage {unknown[0]!r}; stages: {', '.join(names)}")
     budget = {} if seconds is None else dict.fromkeys(chosen, seconds)
     hybrid.train(run_dir, chosen, budget)
-    # Some of the stages may have been chosen, so others may not be finished yet.
+    # Stages that were not chosen may not be finished yet.
     if missing := hybrid.missing_stages(run_dir):
         out.print(f"nothing is written to {folder} before: {', '.join(missing)}", markup=False)
         return
@@ -96,7 +96,8 @@ def hybrid(
             facts["forwards"] = study.time_forwards(pairs, study.SIZES[0], tell)
             facts["layers"] = study.time_layers(study.SIZES[0], tell)
         else:
-            # A timed run's command and machine are kept, because its seconds depend on them.
+            # An earlier run's command and machine are kept: if it was timed, its seconds depend on
+            # them.
             facts = {"command": command, "machine": machine} | facts
             facts["accuracy"] = study.measure_accuracy(pairs, tell)
             facts["acceptance"] = study.measure_acceptance(pairs, clips, tell)

@@ -1,8 +1,10 @@
 """Imposes an acceptance on real forwards, so that draft shapes can be timed with random weights.
 
-The words mean what they mean in vLLM: an acceptance *length* is the mean number of drafted tokens
-accepted in a round, and *rates* are the chance that the token at each place of a draft is accepted,
-given that those before it were. The text that comes out is no answer, but its timing is real.
+An acceptance *length* is the mean number of drafted tokens accepted in a round. *Rates* are the
+chance that the token at each place of a draft is accepted, given that those before it were. vLLM's
+synthetic acceptance has the same two settings but counts otherwise: its length includes the
+target's own token, and its rate of a place is the chance that all tokens up to there are accepted.
+The text that comes out is no answer, but its timing is real.
 """
 
 from __future__ import annotations
@@ -24,9 +26,12 @@ from saccade.drafting.schedule import serial
 
 @dataclass(frozen=True)
 class ImposedAcceptance:
-    """Says how many drafted tokens are accepted, by a mean length or by a rate for each place."""
+    """Says how many drafted tokens are accepted, by a mean length or by a rate for each place.
 
-    length: float | None = None
+    Exactly one of both is given. Raises OptionError otherwise, and for impossible numbers.
+    """
+
+    length: float | None = None  # Without the target's own token.
     rates: tuple[float, ...] = ()
     seed: int = 0
 
@@ -41,7 +46,9 @@ class ImposedAcceptance:
     def accepted(self, request: int, round: int, depth: int) -> int:
         """Returns how many of the first ``depth`` drafted tokens are accepted in this round.
 
-        Places beyond the last rate have that rate too.
+        The same seed, request and round always give the same number. Places beyond the last rate
+        have that rate too. Where ``depth`` is less than the length, all are accepted, so the mean
+        is then below the length.
         """
         rng = np.random.default_rng([self.seed, request, round])
         if self.length is not None:
@@ -64,11 +71,11 @@ class ImposedScores(Scores):
     accepted_nodes: tuple[int, ...] = ()  # From the root down.
 
     def law(self, node: int) -> Law | None:
-        """Returns the token that the target would choose after ``node``.
+        """Returns the one token that has all the probability after ``node``.
 
-        Before an accepted node this is that node's token. Elsewhere it is one that rejects all that
-        was drafted there: the likelier of the two likeliest tokens that was not drafted, or else
-        any token that was not.
+        Before an accepted node this is that node's token. Elsewhere it is a token that was not
+        drafted there, so every node under ``node`` is rejected: the likelier of the target's two
+        likeliest tokens that was not drafted, or else the smallest id that was not.
         """
         accepted_path = (ROOT, *self.accepted_nodes)
         if node in accepted_path[:-1]:
@@ -116,7 +123,10 @@ class ImposedSession:
 
 
 def _first_path(tree: Tree) -> tuple[int, ...]:
-    """Returns the path of first children, which is the likeliest path of a ranked tree."""
+    """Returns the nodes of the path of first children, from the root's child down.
+
+    It is the likeliest path of a tree whose children are ordered by probability.
+    """
     node, path = ROOT, []
     while below := list(children(tree, node)):
         node = below[0]

@@ -31,8 +31,8 @@ from saccade.world.suites import LENGTHS, suites
 class Reading:
     """The seconds and bytes of reading one video and verifying one draft.
 
-    A peak is the most memory in use at any time, less the memory before that part began. It is None
-    where the device does not tell.
+    A peak is the most memory in use during a part of the work, less the memory in use before that
+    part began. It is None where nothing measures it.
     """
 
     visual_tokens: int
@@ -40,18 +40,19 @@ class Reading:
     vision_seconds: float
     prefill_seconds: float
     verify_seconds: float  # Of one forward of ``rows`` tokens, and of keeping one of them.
-    rows: int
+    rows: int  # Tokens of the verification: the one that is pending, and those of a draft.
     weights: int  # Bytes.
-    kv: int  # Bytes of the KV cache made for the prompt.
+    kv: int  # Bytes of the request's KV cache after the verification.
     vision_peak: int | None  # Bytes.
     prefill_peak: int | None  # Bytes; of the prefill and the verification, with the cache.
 
 
 def measure_reading(target: Loaded, tokens: int, *, rows: int = 8, record: bool = False) -> Reading:
-    """Reads a clip of about ``tokens`` visual tokens and verifies one draft, timing both.
+    """Times reading a clip of about ``tokens`` visual tokens, and verifying one draft after it.
 
-    With ``record``, the prefill records the text's attention on the video too, by which some views
-    choose. Raises OptionError for a model whose inputs do not have their videos' grids.
+    The verification has ``rows`` tokens. With ``record``, the prefill records the text's attention
+    on the video too, by which some views choose. Raises OptionError for a model whose
+    inputs do not have their videos' grids.
     """
     backbone = target.backbone
     item = next(iter(suites()["shapes-caption"].items()))
@@ -87,7 +88,8 @@ def measure_reading(target: Loaded, tokens: int, *, rows: int = 8, record: bool 
 def measure_recording(target: Loaded, tokens: int, turns: int) -> tuple[float, float]:
     """Returns the median seconds of a prefill, and of one that records attention.
 
-    Both take turns; the first two turns warm up and do not count.
+    In each of ``turns`` turns one prefill of either kind is timed. Two turns before them warm up
+    and do not count.
     """
     plain, recorded = [], []
     for turn in range(turns + 2):
@@ -104,9 +106,9 @@ def measure_recording(target: Loaded, tokens: int, turns: int) -> tuple[float, f
 def measure_verifications(
     target: Loaded, keys: int, rows: Collection[int], turns: int
 ) -> dict[int, float]:
-    """Returns the least seconds of a forward over ``keys`` cached tokens, by its number of rows.
+    """Returns the seconds of a forward over ``keys`` cached tokens, by its number of rows.
 
-    The numbers of rows take turns.
+    In each of ``turns`` turns one forward of each number of rows is timed, and the fastest counts.
     """
     session = filled_session(target.backbone, keys, requests=1, room=max(rows))
     seconds = [
@@ -118,9 +120,10 @@ def measure_verifications(
 def stretch_video(inputs: Inputs, tokens: int) -> Inputs:
     """Returns a video prompt with its frames repeated to about ``tokens`` visual tokens.
 
-    The inputs that the processor made are repeated, because it would take long over such a clip, or
-    shorten it. Only the model's work is timed here. Raises OptionError for a model whose inputs do
-    not have their videos' grids.
+    The given video counts as 256 visual tokens, which it has where a token covers 28 x 28 pixels.
+    Its processed inputs are repeated and not its frames, because the processor would take long over
+    so long a clip, or shorten it. Only the model's work is timed here. Raises OptionError
+    for a model whose inputs do not have their videos' grids.
     """
     if "video_grid_thw" not in inputs or "mm_token_type_ids" not in inputs:
         raise OptionError(

@@ -1,8 +1,8 @@
 """Measures and draws the papers' figures on the embedded pair, for ``python -m lab figure``.
 
-A study here is one figure: how it is measured and how it is drawn. Each study saves its numbers as
-JSON, and the figure is drawn from these. ``methods`` has the pictures of ``docs/methods``, and each
-paper has a module for its own figures.
+A study here is one figure: how it is measured and how it is drawn. Each study's numbers are saved
+as JSON, and the figure is drawn from these. ``methods`` measures for the pictures of
+``docs/methods``, and the other modules that are imported here for the papers' own figures.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ def study_named(name: str) -> Study:
 
 
 def measure_and_save(path: Path, name: str, experiment: Experiment) -> None:
-    """Measures a figure's numbers and saves them as JSON with what was run, and where."""
+    """Measures a figure's numbers and saves them as JSON with what was run, and on what machine.
+
+    Raises OptionError for a name that no figure has.
+    """
     about = {
         "figure": name,
         "clips": experiment.clips,
@@ -75,9 +78,11 @@ def measure_and_save(path: Path, name: str, experiment: Experiment) -> None:
 
 
 def draw_all(folder: Path, on_progress: Callable[[str], None], names: Sequence[str] = ()) -> Path:
-    """Draws every figure (or these) into a folder, with its numbers and a page that has them all.
+    """Draws the figures ``PAPER_FIGURES``, or those named, into a folder, and returns their page.
 
-    Numbers that are already there are not measured again, so an interrupted run can go on.
+    Each figure's numbers are stored beside it. Numbers that are already there are not measured
+    again, so an interrupted run can go on. The page has all figures whose numbers are in the
+    folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     shared_clips: dict[tuple[int, int, int], AnsweredClip] = {}
@@ -110,7 +115,7 @@ threads in the JSON's `environment`, which may differ from the command above.
 
 
 def figures_page(folder: Path) -> str:
-    """Returns the page of the figures that are in a folder."""
+    """Returns the page, in Markdown, of the figures whose numbers are in a folder."""
     lines = [FIGURES_HEAD]
     for name, study in STUDIES.items():
         if not (folder / f"{name}.json").is_file():

@@ -31,21 +31,21 @@ from saccade.methods.std import PerHead, visual_budget
 KEEP = 0.1  # The share of keys that is kept where nothing else is said.
 SINKS = 4  # First tokens that ``Anchored`` keeps.
 WINDOW_SHARE = 0.25  # Of the kept keys, how many are the last ones where there is a window.
-MIN_TOKENS = 16  # A shorter answer has too few rounds for a tau.
+MIN_TOKENS = 16  # Shorter answers are left out, because they have too few rounds for a tau.
 FRESH_METHOD = f"fresh/keep={KEEP}"
 PAGES_METHOD = f"pages/keep={KEEP}"
 CLIP = "clip"
 MEDIA = "documents", "clips"
-MARKS = "<!-- ablations -->", "<!-- end of ablations -->"
+MARKS = "<!-- ablations -->", "<!-- end of ablations -->"  # Before and after the table on its page.
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Anchored(View):
-    """A view that keeps the most attended keys, as ``PerHead`` does, but some keys in any case.
+    """A view that keeps the most attended keys, as ``PerHead`` does, and some others in any case.
 
-    These are the first ``SINKS`` keys of the document or clip, and its last ones, which take the
-    share ``window`` of the budget.
+    The others are the first ``SINKS`` keys of the document or clip, and its last ones, which take
+    the share ``window`` of the budget.
     """
 
     name: str = "anchored"
@@ -65,6 +65,7 @@ class Anchored(View):
         assert prefill.mass is not None
         mass = prefill.mass.clone()  # The attention that each key got, by which PerHead chooses.
         last_count = round(self.window * visual_budget(prompt, self.keep))
+        # ``PerHead`` takes keys of infinite attention first.
         mass[..., :SINKS] = float("inf")
         mass[..., mass.shape[-1] - last_count :] = float("inf")
         return PerHead(keep=self.keep)(replace(prefill, mass=mass), prompt)
@@ -76,7 +77,7 @@ def _anchored_recipe(name: str, window: float) -> Recipe:
 
 # What is chosen -> the words for each choice -> its method. ``refresh=n-R-eta`` chooses keys again
 # every n rounds, by the attention of the last R verified rows, where a key that is held already
-# counts 1 + eta times. ``fresh`` itself has 1-8-0.25.
+# counts 1 + eta times (eta is ``Refresh.hold``). ``fresh`` itself has 1-8-0.25.
 GROUPS: Mapping[str, Mapping[str, Recipe]] = {
     "rows remembered R": {
         f"{rows}": resolve(FRESH_METHOD if rows == 8 else f"{FRESH_METHOD}/refresh=1-{rows}")
@@ -124,6 +125,7 @@ COMPARED_PAIRS = [
     for other in others
 ]
 _ALL = [recipe for own in GROUPS.values() for recipe in own.values()]
+# By name, the recipes that are run on documents, and those that are run on clips.
 CHOICES = {recipe.name: recipe for recipe in _ALL}
 OVER_CLIPS = CHOICES | {name: resolve(name) for pair in COMPARED_PAIRS for name in pair}
 
@@ -156,7 +158,12 @@ def measure_clips(
 
 
 def results_table(measured: Sequence[Row]) -> str:
-    """Returns Markdown: each choice's tau, its ratio to ``fresh``'s, and ``fresh`` over others."""
+    """Returns two tables in Markdown, whose cells are medians with 95 % bootstrap intervals.
+
+    The first has each choice's tau and its ratio to ``fresh``'s, over documents and over clips. The
+    second has the ratios of ``COMPARED_PAIRS`` over clips. A ratio is of two taus on one document
+    or clip. All stored rows count, but those of answers shorter than ``MIN_TOKENS``.
+    """
     long_answers = [row for row in measured if row["tokens"] >= MIN_TOKENS]
     rows = {medium: [row for row in long_answers if _medium(row) == medium] for medium in MEDIA}
     count = {medium: len({row["document"] for row in own}) for medium, own in rows.items()}
@@ -196,6 +203,7 @@ def _ratios(rows: Sequence[Row], method: str, other: str) -> list[float]:
 
 
 def _tau_by_document(rows: Sequence[Row], method: str) -> dict[str, float]:
+    """Returns a method's taus by the name of the document or clip, where it has one."""
     tau_by_document = {
         row["document"]: row["tau"] for row in rows if row["method"] == method and row["tau"]
     }
@@ -214,7 +222,7 @@ def _medium(row: Row) -> str:
 
 
 def page_with_table(page: str, text: str, marks: tuple[str, str] = MARKS) -> str:
-    """Returns the page with the table between its marks."""
+    """Returns the page with ``text`` in place of what stands between its two marks."""
     before, rest = page.split(marks[0])
     after = rest.split(marks[1])[1]
     return f"{before}{marks[0]}\n\n{text}\n\n{marks[1]}{after}"

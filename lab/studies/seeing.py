@@ -1,4 +1,4 @@
-"""Measures the language model that was trained to see (``lab/training/seeing.py``), on new clips.
+"""Measures the language model that was trained to see (``lab/training/seeing.py``) on unseen clips.
 
 It measures what the model says with the right clip and with another one, where it looks while it
 answers, and how well a set of a clip's tokens stands for all of them. It also measures how many
@@ -42,7 +42,7 @@ TOKENS = 128  # The largest number of tokens of an answer.
 MIN_TRUE_TOKENS = 64  # Clips with a shorter true description are left out.
 KEEPS = 0.1, 0.25  # The shares of a clip's tokens in the sets that are measured.
 # The lists of rows in ``seeing.json``, in this order: answers by every method; attention on sets of
-# a clip's tokens; scores of descriptions; scores when the true text is read; timed answers; and
+# a clip's tokens; scores of descriptions; scores where the true text is read; timed answers; and
 # seconds of forwards.
 KINDS = "measured", "looked", "told", "forced", "raced", "costs"
 SELF_METHODS = (
@@ -101,7 +101,7 @@ def inputs_about(model: Loaded, document: Document, later: int = 0) -> Inputs:
 
 @dataclass
 class ExperimentOnClips(Experiment):
-    """An experiment on chosen clips alone."""
+    """An experiment on the clips of ``only``, whose clip 0 is the first of these."""
 
     only: Sequence[DescribedClip] = ()
 
@@ -116,8 +116,9 @@ class ExperimentOnClips(Experiment):
 class DescriptionScore:
     """How well an answer's content words are the true ones, with the right clip and with another.
 
-    Content words are those that depend on the pixels. F1 is 1 if the answer has exactly the content
-    words of the true description, in any order.
+    Content words are those that depend on the pixels. Both answers are compared with the right
+    clip's true description. F1 is 1 if the answer has exactly the content words of that, in any
+    order.
     """
 
     document: str  # The clip's name.
@@ -132,9 +133,9 @@ class TeacherForcedScore:
 
     size: int  # Visual tokens of the clips.
     task: str
-    view: str  # Whether the model saw its own clip, another one, or none.
-    content: float  # The share of content words that are right.
-    tokens: int  # How many tokens of answers were read.
+    view: str  # Whose pixels the model saw: its "own" clip's, an "other" clip's, or "none".
+    content: float  # The share of tokens of content words that are right.
+    tokens: int  # How many tokens all answers have together, those of other words included.
 
 
 @dataclass(frozen=True)
@@ -147,12 +148,15 @@ class TimedAnswer:
     tokens: int
     tau: float | None
     decode_seconds: float
-    seconds: float
+    seconds: float  # Of the whole answer, prefill included.
 
 
 @dataclass(frozen=True)
 class ForwardCosts:
-    """Seconds of forwards by their rows, and the load of the machine before them."""
+    """Seconds of the target's forwards by their rows, and the load of the machine.
+
+    The answers are timed first and then these forwards. The load was read before both.
+    """
 
     threads: int
     load: float  # The mean number of processes that wanted a core in the minute before.
@@ -167,7 +171,7 @@ def content_word_counts(text: str) -> Counter[str]:
 
 
 def content_word_f1(text: str, true_text: str) -> float:
-    """Returns the F1 of two texts' content words."""
+    """Returns the F1 of two texts' content words; 0 if neither has any."""
     counts = content_word_counts(text)
     true_counts = content_word_counts(true_text)
     return 2 * (counts & true_counts).total() / max(1, counts.total() + true_counts.total())
@@ -181,7 +185,7 @@ def choices_by_set(first: Prefill) -> Mapping[str, Sequence[attention_sets.Choos
     """
 
     def choice_of(view: Any) -> attention_sets.ChooseRows:
-        # A view chooses by ``first``, so of these arguments it needs only the number of tokens.
+        # A view chooses by ``first``, so of these arguments it needs only how many tokens to keep.
         def choose(
             prefill: attention_sets.Mass,
             before: attention_sets.Mass,
@@ -222,8 +226,9 @@ def measure_answers(
 ) -> None:
     """Measures everything but seconds on ``clips`` clips, and adds it to ``results``.
 
-    What ``results`` have already is not measured again. ``folder`` is the checkpoint of ``model``,
-    which is loaded in another form to read the true texts. ``together`` is the number of clips that
+    What ``results`` have already is not measured again. True texts are read about ``FORCED_CLIPS``
+    other clips of each size and task, whatever ``clips`` is. ``folder`` is the checkpoint of
+    ``model``, which is loaded in another form for that. ``together`` is the number of clips that
     share forwards.
     """
     chosen_clips = list(islice(described_clips(model.tokenizer), clips))
@@ -281,7 +286,10 @@ def time_methods(
     results: answers.Results,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Times the answers of every method in turn on the same clips, unless that was done before."""
+    """Times answers of ``TIMED_METHODS`` in turn on the same clips, and then forwards by rows.
+
+    Adds both to ``results``, and does nothing if these have timed answers already.
+    """
     if results.facts["raced"]:
         return
     chosen_clips = list(islice(described_clips(model.tokenizer), clips))
@@ -309,7 +317,10 @@ def time_methods(
 
 
 def training_stages(run_dir: Path) -> list[dict[str, Any]]:
-    """Returns the time of each training stage, with the curves of its loss and content words."""
+    """Returns the CPU time of each training stage and what it read, with the curve of its scores.
+
+    Stages without a log in ``run_dir`` are left out.
+    """
     stage_facts = []
     for whose, stages in (("the model", SEEING), ("its draft", SEEING_DRAFT)):
         for stage in stages:
@@ -317,7 +328,7 @@ def training_stages(run_dir: Path) -> list[dict[str, Any]]:
             if not log.exists() or not log.stat().st_size:
                 continue
             lines = [json.loads(line) for line in log.read_text().splitlines()]
-            # The steps are divided into CURVE_POINTS parts, and the means of each part are a point.
+            # The steps are divided into CURVE_POINTS parts. A point has the means over one part.
             parts = np.array_split(np.arange(len(lines)), CURVE_POINTS)
             curve = [
                 {
@@ -338,7 +349,10 @@ def training_stages(run_dir: Path) -> list[dict[str, Any]]:
 def run_facts(
     model: str, digest: str, together: int, run_dir: Path, command: str
 ) -> dict[str, Any]:
-    """Returns what the page says about a run: models, settings, machine, command and training."""
+    """Returns what the page says about a run: model, settings, machine, command and training.
+
+    ``digest`` is that of the adapter's file.
+    """
     return {
         "model": model,
         "settings": {"max_new_tokens": TOKENS, "visual_tokens": SIZE, "adapter": digest},

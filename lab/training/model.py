@@ -1,4 +1,4 @@
-"""Defines the embedded pair's configs, a fast forward to train it, and how a model is deepened.
+"""Defines the embedded pair's configs, a fast forward to train it, and how its depth changes.
 
 The pair is two small Qwen2.5-VL models, which `train.py` trains. The forward here takes a model's
 parameters and computes what `Qwen2_5_VLForConditionalGeneration` computes, for a batch whose
@@ -36,7 +36,7 @@ VISION_HIDDEN, VISION_DEPTH, VISION_MLP, VISION_HEADS = 96, 3, 256, 3
 PATCH, MERGE, TEMPORAL = 14, 2, 2  # Pixels a side; patches a side of a cell; frames of a group.
 CELL = PATCH * MERGE  # Pixels a side.
 EPS = 1e-6  # Of RMS norms.
-MAX_PLAIN_ATTENTION = 512  # Of more tokens not all attention weights are computed at once.
+MAX_PLAIN_ATTENTION = 512  # Tokens; `attend` builds no whole matrix of weights for more.
 
 
 def pair_config(layers: int) -> Qwen2_5_VLConfig:
@@ -82,12 +82,12 @@ def pair_config(layers: int) -> Qwen2_5_VLConfig:
 
 
 def create(layers: int, seed: int = 0) -> Qwen2_5_VLForConditionalGeneration:
-    """Makes an untrained model in float32."""
+    """Makes an untrained model of the pair, of this many decoder layers, in float32."""
     return make_untrained_model(pair_config(layers), seed)
 
 
 def norm(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
-    """Returns the RMS norm of the last dimension."""
+    """Returns `x` divided by the RMS of its last dimension, times `weight`."""
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
@@ -110,7 +110,11 @@ def _vision_block(x: Tensor, cos: Tensor, sin: Tensor, block: Any) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Returns causal attention of queries and keys [batch, heads, length, head width]."""
+    """Returns the output of causal attention [batch, heads, length, head width].
+
+    `q` is [batch, heads, length, head width]. `k` and `v` have KV heads in place of heads, each of
+    which several query heads share.
+    """
     b, h, n, d = q.shape
     if n > MAX_PLAIN_ATTENTION:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -187,7 +191,10 @@ def text_rope(positions: Tensor, config: Any) -> tuple[Tensor, Tensor]:
 
 
 def vision_block_outputs(model: Any, frames: Tensor) -> list[Tensor]:
-    """Returns each vision block's output [groups, patches, width] of frame pairs."""
+    """Returns the outputs [groups, patches, width] of all vision blocks, the first block's first.
+
+    `frames` are [groups, 2, H, W, 3].
+    """
     v = model.model.visual
     weight = v.patch_embed.proj.weight
     x = F.linear(pixel_rows(frames), weight.view(weight.shape[0], -1)).float()
@@ -200,9 +207,10 @@ def vision_block_outputs(model: Any, frames: Tensor) -> list[Tensor]:
 
 
 def vision_features(model: Any, frames: Tensor) -> Tensor:
-    """Returns the merger's input [groups * cells, 384] of uint8 frames [groups, 2, H, W, 3].
+    """Returns the input of the merger's MLP [groups * cells, 384] of frames [groups, 2, H, W, 3].
 
-    The merger makes a visual token of a cell's 4 patches, which have 96 features each.
+    It is the tower's output after the merger's norm. The MLP makes a visual token of a cell's 4
+    patches, which have 96 features each.
     """
     last = vision_block_outputs(model, frames)[-1]
     weight = model.model.visual.merger.ln_q.weight
@@ -225,9 +233,10 @@ def embed(model: Any, ids: Tensor, visual: Tensor | None) -> Tensor:
 
 
 def run_decoder(model: Any, x: Tensor, positions: Tensor) -> Tensor:
-    """Returns the final hidden states of embeddings `x` at M-RoPE `positions`.
+    """Returns the final hidden states of embeddings `x`, both [batch, length, hidden].
 
-    Padding may only be on the right.
+    `positions` are those of M-RoPE, [3, batch, length]. Padding may only be on the right, because
+    attention is causal and has no other mask.
     """
     lm, config = model.model.language_model, model.config.text_config
     cos, sin = text_rope(positions, config)
@@ -257,7 +266,8 @@ def grow(
     `o_proj` and `down_proj`, so that it adds nothing before it is trained.
     """
     old = model.config.text_config.num_hidden_layers
-    # The old layer of each layer: 2 layers that grow to 4 give [0, 0, 1, 1].
+    # For each layer of the deeper model, the old layer that its weights come from: 2 layers that
+    # grow to 4 give [0, 0, 1, 1].
     source = [i * old // layers for i in range(layers)]
     deeper = create(layers, seed)
     state = model.state_dict()

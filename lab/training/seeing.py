@@ -4,8 +4,8 @@ The model has the vision tower of the embedded pair. The adapter has the merger,
 tokens of the tower's output, and terms of low rank beside the matrices of the language model. These
 are the stages:
 
-words   The merger alone learns to make of each visual token the language model's embeddings of the
-        words for what it shows, such as "red" and "circle".
+words   The merger alone learns to make each visual token close to the language model's embeddings
+        of the words for what the token shows, such as "red" and "circle".
 sees    The merger and the low-rank terms learn to answer questions and to describe clips.
 longer  They learn the same over clips of up to 512 visual tokens, short ones among them.
 
@@ -36,7 +36,8 @@ from saccade.world.scenes import COLORS, MOTIONS, SHAPES, SIZES
 log = logging.getLogger(__name__)
 
 DTYPE = torch.bfloat16 if HAS_BF16 else torch.float32
-PLAIN_WORD_WEIGHT = 0.25  # In the loss, of a word that does not depend on the pixels.
+# The weight in the loss of a token whose word does not depend on the pixels. The others weigh 1.
+PLAIN_WORD_WEIGHT = 0.25
 # The words for the classes of a visual token's labels, one tuple for each of PROBES, which are the
 # labels' names: shape, color, size, motion, row, column and time. Class 0 is background where a
 # label has one.
@@ -52,7 +53,10 @@ CLASS_NAMES: Sequence[Sequence[str]] = (
 
 
 def round_frozen_weights(full_model: Any) -> None:
-    """Rounds the frozen matrices once to the type of a step, so that no step rounds them again."""
+    """Rounds the language model's frozen matrices to ``DTYPE``, the type that a step computes in.
+
+    So no step has to round them again.
+    """
     for part in full_model.model.language_model.modules():
         if isinstance(part, nn.Linear):
             part.to(DTYPE)
@@ -61,7 +65,8 @@ def round_frozen_weights(full_model: Any) -> None:
 def class_embeddings(model: Any, tok: Any) -> list[Tensor]:
     """Returns the language model's embeddings of the words for each label's classes.
 
-    Each tensor is [classes, hidden].
+    Each tensor is [classes, hidden]. A word of several tokens has their mean. The empty word, which
+    stands for background, has zeros.
     """
     words = model.model.language_model.embed_tokens.weight
 
@@ -74,7 +79,7 @@ def class_embeddings(model: Any, tok: Any) -> list[Tensor]:
 
 
 class Optimizer:
-    """AdamW with gradients clipped to norm 1."""
+    """AdamW over an adapter's weights, with their gradients clipped to norm 1."""
 
     def __init__(self, adapter: nn.Module, lr: float) -> None:
         self.lr = lr
@@ -140,10 +145,10 @@ class SeeingRun(Run):
 
 
 def train(run_dir: Path, seconds: float | None = None, text: Path | None = None) -> None:
-    """Trains the stages that are not finished, and writes the adapter.
+    """Trains the stages that are not finished, and writes the adapter into `run_dir`.
 
-    `seconds` replaces the CPU time of the last stage. `text` is the language model's folder; by
-    default it is that of `saccade real make`.
+    `seconds` replaces the CPU time of the last stage alone. `text` is the language model's folder;
+    by default it is that of `saccade real make`.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     before = ""
