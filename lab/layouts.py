@@ -98,6 +98,7 @@ CALIBRATED_AXES = {
     "specvlm": f"lambda={LAMBDA}",
     "specvlm-self": f"lambda={LAMBDA}",
     "sage": f"lambda={LAMBDA}",
+    "pearl-specvlm": f"lambda={LAMBDA}",
     "hippo": "early=wait",
 }
 OFFICIAL_VIEW = "view=specvlm-official"
@@ -345,7 +346,8 @@ def seconds_by_operation(by_suite: AnswersBySuite) -> Iterable[str]:
         yield from ("", f"### {place}: {suite}", "")
         yield (
             "Seconds per answer, with their share. What a parallel draft (hippo) does beside the "
-            "target, choosing included, is overlapped: it delays nothing and is in no other row. "
+            "target is overlapped and delays nothing. Choosing that is overlapped counts as token "
+            "pruning too. "
             "Its draft decoding is the time that the target waited for it."
         )
         yield ""

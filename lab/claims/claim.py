@@ -214,19 +214,31 @@ class StoredResults:
         )
 
     def figure_suites(
-        self, name: str, unit: Unit, suites: Sequence[str], methods: Sequence[str] = ()
+        self,
+        name: str,
+        unit: Unit,
+        suites: Sequence[str],
+        methods: Sequence[str] = (),
+        *,
+        prompt: str | None = None,
+        items: int | None = None,
     ) -> Suites:
         """Returns a figure's panels as the suites of a claim, all of which have to be compared.
 
         Raises SuitesMissing where these are not all the panels, rows or drafts of the figure. A
         figure of one kind of clip has the one suite ``CLIPS``.
+
+        By default the figure's answers are to prompts of one size, and its items are clips.
+        ``prompt`` says how large the prompts are otherwise, and ``items`` how many items there are
+        if they are something else, such as repeats of a forward.
         """
         data = self.figure(name)
         plain_names = tuple(" ".join(suite.split()) for suite in suites)
         if plain_names != (CLIPS,) and plain_names not in _dimensions(data):
             raise SuitesMissing(f"{', '.join(plain_names)} are not all that figure {name} has")
         reason = self.why_outdated(f"figure {name}", unit, methods)
-        return Suites(name, plain_names, f"{data['size']:,}", data["clips"], reason)
+        visual_tokens = f"{data['size']:,}" if prompt is None else prompt
+        return Suites(name, plain_names, visual_tokens, items or data["clips"], reason)
 
     def compare_clips(
         self,

@@ -49,7 +49,8 @@ class AnswerClaim(NamedTuple):
     """A claim that the mean of one number of each answer lies in a range."""
 
     unit: Unit
-    value: Callable[[Row], float]  # Computes the number from an answer.
+    # Computes the number from an answer; None where the claim says nothing of the answer.
+    value: Callable[[Row], float | None]
     claimed: Claimed
 
 
@@ -117,8 +118,9 @@ def _compare(
 def _measure(results: StoredResults, method: str, claim: AnswerClaim) -> Finding:
     unit, value, claimed = claim
     rows = [row for row in _rows(results, "measured", DOCUMENTS) if row["method"] == method]
-    comparison = alone(method, DOCUMENTS, unit, [value(row) for row in rows])
-    suites = _suites(results, unit, len(rows), [method])
+    numbers = [number for row in rows if (number := value(row)) is not None]
+    comparison = alone(method, DOCUMENTS, unit, numbers)
+    suites = _suites(results, unit, len(numbers), [method])
     return judge_by_rule(suites, unit, claimed, [comparison])
 
 

@@ -211,7 +211,7 @@ def _totals(answers: Sequence[Mapping[str, float]]) -> dict[int, float]:
 
 def judge_early_prefill(results: StoredResults) -> Finding:
     answers = results.figure("hippo-early")["answers"]
-    suites = results.figure_suites("hippo-early", SAVED, tuple(answers))
+    suites = results.figure_suites("hippo-early", SAVED, tuple(answers), prompt="256 to 8,192")
     comparisons = [
         paired(
             f"{late} over {early}",

@@ -107,7 +107,8 @@ def _measure(results: StoredResults, method: str, claim: draft_model.AnswerClaim
     """Judges one number of each document's answer by a method."""
     (name,) = DOCUMENTS
     unit, value, claimed = claim
-    numbers = [value(row) for row in _rows(results, name) if row["method"] == method]
+    rows = [row for row in _rows(results, name) if row["method"] == method]
+    numbers = [number for row in rows if (number := value(row)) is not None]
     comparison = alone(method, name, unit, numbers)
     return judge_by_rule(_suites(results, DOCUMENTS, unit, [method]), unit, claimed, [comparison])
 

@@ -27,7 +27,6 @@ from lab.claims.rule import (
     printed,
 )
 from lab.claims.rule import judge as judge_by_rule
-from saccade.methods.std import GAMMA
 
 LONG_FILE = "real-8k.json"
 KEEPS = 0.1, 0.25  # Shares of a document's tokens that a draft attends to.
@@ -150,14 +149,14 @@ def judge_fewer_keys(results: StoredResults) -> Finding:
     """Judges Sec. 3.3's condition on documents: alpha > (K + m_t) / (m_v + m_t) + 1 / gamma.
 
     K, "kept", is the number of the document's tokens that the draft attends to. The document has
-    m_v tokens, and the text beside it has m_t. Gamma is ``GAMMA``, the length of a whole draft, for
-    every answer, though the last drafts of an answer may be shorter.
+    m_v tokens, and the text beside it has m_t. Gamma is an answer's mean number of drafted tokens
+    in a round, which is below the setting where drafts end early.
     """
     unit = sparse_to_dense.KEYS
 
     def margin(row: Row, keep: float) -> float:
         share_of_keys = _draft_step_keys(row, keep) / row["prompt_tokens"]
-        return float(row["accepted"] - share_of_keys - 1 / GAMMA)
+        return float(row["accepted"] - share_of_keys - 1 / row["drafted"])
 
     comparisons = [
         alone(

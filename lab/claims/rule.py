@@ -71,6 +71,7 @@ class Claimed:
 MORE = Claimed(0, math.inf, "difference")
 HIGHER_RATIO = Claimed(1, math.inf, "ratio")
 SAME = Claimed(1 - SMALL, 1 + SMALL, "ratio")
+NOT_LESS = Claimed(1 - SMALL, math.inf, "ratio")  # By no more than what counts as small.
 SMALL_SHARE = Claimed(-math.inf, SMALL, "value")
 LARGE_SHARE = Claimed(SMALL, math.inf, "value")
 MOST = Claimed(0.5, math.inf, "value")

@@ -158,7 +158,7 @@ def judge_time_by_keys(results: StoredResults) -> Finding:
     (lines,) = data["panels"].values()
     suites = results.figure_suites("std-io", SECONDS_BY_KEYS, [CLIPS])
     comparisons = [
-        of_intervals(f"K {keys}", CLIPS, SECONDS_BY_KEYS, own, read[0], suites.items)
+        of_intervals(f"K {keys}", CLIPS, SECONDS_BY_KEYS, own, read, suites.items)
         for keys, own, read in zip(
             data["at"], lines["seconds (measured)"], lines["keys read (predicted)"], strict=True
         )
