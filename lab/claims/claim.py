@@ -3,7 +3,8 @@
 The results lie under ``docs/results``. A run has answers to whole suites of questions, and a figure
 has the numbers of one study. ``StoredResults`` turns them into comparisons, always over every suite
 of a run and on the same items, and ``lab.claims.rule`` makes a verdict of these. A module for each
-paper, such as ``lab.claims.sage``, lists its claims.
+paper, such as ``lab.claims.sage``, lists its claims, and compares the figures that store no values
+of single clips.
 """
 
 from __future__ import annotations

@@ -106,7 +106,8 @@ def judge_entropy_correlation(results: StoredResults) -> Finding:
 def _lead(results: StoredResults, at: int) -> Comparison:
     """Returns SAGE's accepted tokens over SpecVLM's at one length of the answer.
 
-    ``at`` is the place of that length among the figure's lengths.
+    ``at`` is the place of that length among the figure's lengths. The figure stores means with
+    intervals and no values of clips, so the two are not compared clip by clip.
     """
     data = results.figure("sage-length")
     taus = data["panels"][TAU]
@@ -130,6 +131,7 @@ def judge_growing_lead(results: StoredResults) -> Finding:
 
 
 def judge_pruning(results: StoredResults) -> Finding:
+    """Judges the ratio of two stored means, which are not compared clip by clip."""
     data = results.figure("sage-pruning")
     panels = data["panels"][TAU]
     suites = results.figure_suites("sage-pruning", KEPT_RATIO, tuple(panels), ["sage"])
@@ -140,6 +142,7 @@ def judge_pruning(results: StoredResults) -> Finding:
             "a tenth kept",
             draft,
             KEPT_RATIO,
+            # Tau counts the target's own token too, which is one in each forward.
             [tau - 1 for tau in line[tenth]],
             [tau - 1 for tau in line[whole]],
             suites.items,
