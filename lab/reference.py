@@ -1,8 +1,8 @@
 """The oracle that decoding is tested against: no cache, no mask and no tree attention.
 
-``Oracle`` has the methods of :class:`saccade.model.session.Session` that drafting uses. It computes
-the logits of every node by running Hugging Face's own modules over prompt, text and path from the
-start, which is slow and obviously right.
+``Oracle`` has the methods ``score`` and ``commit`` of :class:`saccade.model.session.Session`. It
+computes the logits of every node by running Hugging Face's own modules over prompt, text and path
+from the start, which is slow and obviously right.
 """
 
 from __future__ import annotations
@@ -87,13 +87,14 @@ def decode_greedily(model: Any, prompt: Prompt, count: int, eos: Sequence[int] =
 def teacher_forced_argmax(model: Any, prompt: Prompt, tokens: Sequence[int]) -> list[int]:
     """Returns the arg-max at every position of ``tokens``, of one uncached forward.
 
-    ``tokens`` is the greedy answer if and only if it equals what is returned.
+    Each of the ``tokens`` is the greedy one if and only if they equal what is returned. There must
+    be at least one.
     """
     oracle = Oracle(model, [prompt], [Sampling()])
     return oracle.logits(0, list(tokens)[:-1]).argmax(-1).tolist()
 
 
-def attention_mass(model: Any, prefill: Prefill) -> Float[Tensor, "layer kv_head seen"]:
+def attention_mass(model: Any, prefill: Prefill) -> Float[Tensor, "layer kv_head visual"]:
     """Returns what ``Prefill.mass`` should be, from the full matrices of eager attention.
 
     It is the attention that each visual key gets: the mean over the text queries after the last

@@ -3,7 +3,8 @@
 The results lie under ``docs/results``. A run has answers to whole suites of questions, and a figure
 has the numbers of one study. ``StoredResults`` turns them into comparisons, always over every suite
 of a run and on the same items, and ``lab.claims.rule`` makes a verdict of these. A module for each
-paper, such as ``lab.claims.sage``, lists its claims.
+paper, such as ``lab.claims.sage``, lists its claims, and compares the figures that store no values
+of single clips.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from saccade.bench import measures, records
 from saccade.bench.records import Answer
 from saccade.core.errors import OptionError
 
-SEEDS = 3  # Of a run with repeats: 0 is its own, and others are stored as NAME-seed-N.
+# A run may be stored with so many seeds: 0 is that of the run NAME, and the others are those of its
+# repeats NAME-seed-1 and NAME-seed-2.
+SEEDS = 3
 CLIPS = "clips"  # The one suite of a figure that compares within one kind of clip.
 Turns = Literal["all", "first", "later"]
 Measure = Callable[[Answer], float | None]
@@ -51,6 +54,7 @@ class AnswerUnit:
 
 
 def _accepted(answer: Answer) -> float:
+    """Returns accepted tokens per forward; 0 for an answer without a further forward."""
     return measures.accepted_per_forward([answer]) or 0.0
 
 
@@ -88,7 +92,7 @@ class Claim:
     place: str  # Where the paper has it, such as "Fig. 6".
     text: str  # What the paper claims.
     printed: str  # The paper's number with its unit.
-    command: str  # What makes the run that decides: "lab run sage-2k". Empty for arithmetic.
+    command: str  # Makes the run that decides: "lab run sage-2k". Empty where no run does.
     judge: Callable[[StoredResults], Finding]
     expected: Verdict
     why: str = ""
@@ -196,7 +200,8 @@ class StoredResults:
     ) -> Suites:
         """Returns every suite of a run that has such turns of conversations, as a claim's suites.
 
-        How many items they have is counted in the answers of the first of ``methods``.
+        Its ``items`` is the smallest number of answers that the first of ``methods`` gave to a
+        suite. Each turn of a conversation counts as one.
         """
         answers = {
             suite: [a for a in self.answers(run, suite, methods[0]) if _is_of(a, turns)]
@@ -270,7 +275,8 @@ class StoredResults:
     ) -> dict[Hashable, float]:
         """Returns one value of each answer of a method to a suite, by its item and turn.
 
-        Where a run is stored with several seeds, the value is the mean over them.
+        Where a run is stored with several seeds, the value is the mean over them. An answer for
+        which ``measure`` returns None has no value.
         """
         by_question: dict[Hashable, list[float]] = {}
         for each in self.repeats(run):
@@ -303,7 +309,10 @@ both."""
 def json_suites(
     results: StoredResults, file: str, unit: Unit, items: int, methods: Sequence[str], where: str
 ) -> Suites:
-    """Returns one kind of document as the only suite of a verdict on real weights."""
+    """Returns the only suite of a verdict on real weights.
+
+    ``where`` is its name, the kind of document, and ``items`` the number of answers compared.
+    """
     # The answers of that file are about clips, and those of all others about text.
     tokens = "512" if file == "seeing.json" else "0"
     return Suites(file, (where,), tokens, items, results.why_outdated(file, unit, methods))

@@ -5,7 +5,8 @@ column. The answers are those in ``real-drafts.json``, which ``python -m lab tex
 documents, which take the place of the papers' videos, and to questions without one. The draft is
 the target with rounded weights. It costs what the target does, so no claim about seconds is judged
 here. A row is one method's stored answer, and ``row["taken"]`` has the accepted tokens of each
-round.
+round. Some of these functions also judge answers about clips, in ``seeing.json``, which
+``lab.claims.seeing`` sets as the file.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from lab.studies.text import CODE, SHARES, SUMS, Row, accepted_by_document, rows
 DOCUMENTS = "documents"
 SPECVLM, RANDOM, WHOLE_DOCUMENT = "specvlm/keep=0.1", "sd-tree/view=random/keep={:g}", "sd-tree"
 LIVE_TREE = "sage/shape=sage-live/rule=formal"
-LAST_LENGTH = 64  # In tokens of an answer.
+# The length in tokens up to which ``judge_answer_length`` compares answers.
+LAST_LENGTH = 64
 LAYERSKIP = "layerskip"
 Judge = Callable[[StoredResults], Finding]
 Pair = tuple[str, str, str]
@@ -116,6 +118,7 @@ def _compare(
 
 
 def _measure(results: StoredResults, method: str, claim: AnswerClaim) -> Finding:
+    """Judges a claim about one number of each answer, by a method's answers about documents."""
     unit, value, claimed = claim
     rows = [row for row in _rows(results, "measured", DOCUMENTS) if row["method"] == method]
     numbers = [number for row in rows if (number := value(row)) is not None]

@@ -19,7 +19,9 @@ class Outdated:
     """Stored runs that cannot be used any more, and why."""
 
     reason: str
-    digests: Mapping[str, str]  # A run's name -> the digest of its file's content.
+    # By a run's name, the digest of its file's content. A figure is named "figure sage-plan", and a
+    # JSON file "real.json".
+    digests: Mapping[str, str]
     only_seconds: bool  # Whether counts of tokens can still be used.
     # The outdated parts of methods, such as "sage" or a shape's name; nothing if all are outdated.
     methods: tuple[str, ...] = ()
@@ -35,7 +37,8 @@ def digest(path: Path) -> str:
 def reason(name: str, content_digest: str, is_time: bool, methods: Sequence[str]) -> str:
     """Returns why these methods cannot be compared by a run, or nothing if they can.
 
-    ``name`` is the run's, and ``is_time`` says whether their seconds are compared.
+    ``name`` is the run's, as in ``Outdated.digests``, and ``is_time`` says whether the methods'
+    seconds are compared.
     """
     # The parts of "specvlm/shape=sage" are "specvlm" and "sage".
     parts = {part.removeprefix("shape=") for method in methods for part in method.split("/")}

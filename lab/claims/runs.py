@@ -1,4 +1,4 @@
-"""Makes a benchmark run again that the claims rest on.
+"""Builds the command line arguments that repeat a stored benchmark run of the claims.
 
 A stored run says itself how it was made: its suites, methods, models and items.
 """
@@ -14,8 +14,9 @@ from saccade.core.errors import OptionError
 def bench_arguments(name: str, results: Path, limit: int | None = None, seed: int = 0) -> list[str]:
     """Returns the arguments of ``saccade bench`` that make a stored run of this name again.
 
-    ``limit`` is the number of items of each suite, where it is not the run's own. A ``seed`` above
-    0 makes a repeat of the same questions, which is stored beside the run as ``NAME-seed-N``.
+    ``limit`` is the number of items of each suite; without it, it is the number that the stored
+    run has of its first suite. A ``seed`` above 0 makes a repeat of the same questions. The claims
+    look for it in the folder ``NAME-seed-N`` beside the run.
     Raises OptionError where there is no such run.
     """
     if not (results / name / "results.jsonl.gz").is_file():

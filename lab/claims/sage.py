@@ -104,9 +104,14 @@ def judge_entropy_correlation(results: StoredResults) -> Finding:
 
 
 def _lead(results: StoredResults, at: int) -> Comparison:
-    """Returns SAGE's accepted tokens over SpecVLM's at one length of the answer."""
+    """Returns SAGE's accepted tokens over SpecVLM's at one length of the answer.
+
+    ``at`` is the place of that length among the figure's lengths. The figure stores means with
+    intervals and no values of clips, so the two are not compared clip by clip.
+    """
     data = results.figure("sage-length")
     taus = data["panels"][TAU]
+    # Tau counts the target's own token too, which is one in each forward.
     own, other = ([tau - 1 for tau in taus[name][at]] for name in ("sage", "specvlm"))
     label = f"at {data['at'][at]} tokens"
     return of_intervals(label, CLIPS, GAP, own, other, data["clips"])
@@ -118,6 +123,7 @@ def judge_answer_length(results: StoredResults) -> Finding:
 
 
 def judge_growing_lead(results: StoredResults) -> Finding:
+    """Judges the ratio of two leads: that at the longest length over that at the shortest."""
     suites = results.figure_suites("sage-length", GAP, [CLIPS], ["sage"])
     longest, shortest = (_lead(results, at).interval for at in (-1, 0))
     growth = of_intervals("longest over shortest", CLIPS, GAP, longest, shortest, suites.items)
@@ -125,6 +131,7 @@ def judge_growing_lead(results: StoredResults) -> Finding:
 
 
 def judge_pruning(results: StoredResults) -> Finding:
+    """Judges the ratio of two stored means, which are not compared clip by clip."""
     data = results.figure("sage-pruning")
     panels = data["panels"][TAU]
     suites = results.figure_suites("sage-pruning", KEPT_RATIO, tuple(panels), ["sage"])
@@ -135,6 +142,7 @@ def judge_pruning(results: StoredResults) -> Finding:
             "a tenth kept",
             draft,
             KEPT_RATIO,
+            # Tau counts the target's own token too, which is one in each forward.
             [tau - 1 for tau in line[tenth]],
             [tau - 1 for tau in line[whole]],
             suites.items,
@@ -186,7 +194,10 @@ def judge_eagle_speed(results: StoredResults) -> Finding:
 
 
 def judge_smooth_acceptance(results: StoredResults) -> Finding:
-    """Judges whether each fifth of alpha is accepted more often than the one below it."""
+    """Judges whether tokens in each fifth of alpha are accepted more often than in the fifth below.
+
+    Two neighbouring fifths that no clip has both of are not compared.
+    """
     by_draft = results.figure("sage-confidence")["clips_accepted"][BY_ALPHA]
     suites = results.figure_suites("sage-confidence", RISE, tuple(by_draft))
     comparisons = []

@@ -104,7 +104,7 @@ def width_speed(
 
 
 def best_width(first: float, cost: float, beta: float, *, is_capped: bool = False) -> int:
-    """Returns the width at which Eq. 37 is highest."""
+    """Returns the width from 1 to 199 at which Eq. 37 is highest, for a target's cost of 1."""
     return best_argument(
         lambda width: width_speed(first, cost, beta, width, is_capped=is_capped), 200
     )

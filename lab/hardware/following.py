@@ -32,7 +32,7 @@ KEEPING, LOOKING = "verifying, with the queries kept", "looking again, by all ke
 CHOOSING, MOVING = "choosing", "moving what changed"
 STEP, VERIFYING = "a draft's step", "verifying"
 PARTS = STEP, VERIFYING, KEEPING, LOOKING, CHOOSING, MOVING
-MARKS = "<!-- following -->", "<!-- end of following -->"
+MARKS = "<!-- following -->", "<!-- end of following -->"  # Around the section in fresh.md.
 
 T = TypeVar("T")
 
@@ -63,7 +63,10 @@ class Following:
 
 
 def page_section(facts: Mapping[str, Any]) -> str:
-    """Returns the section of docs/results/fresh.md about a stored run of the command."""
+    """Returns the section of docs/results/fresh.md about a run of ``python -m lab following``.
+
+    ``facts`` has the fields of ``Following``, and "command", "model" and "machine" in words.
+    """
     stored = {each.name: facts[each.name] for each in fields(Following)}
     following = Following(**stored)
     queries = following.query_seconds / following.round
@@ -87,10 +90,11 @@ def page_section(facts: Mapping[str, Any]) -> str:
 
 
 def measure_following(model: Loaded, document: Document, *, keep: float, rounds: int) -> Following:
-    """Times rounds over a document's own words, with ``ACCEPTED_TOKENS`` accepted in each.
+    """Times rounds whose drafts are a document's own words, ``ACCEPTED_TOKENS`` accepted in each.
 
     Two sessions of the target verify the same chains, and which of them is first alternates. One
-    keeps the queries of its last rows, so that keys can be chosen again, and the other does not.
+    keeps the queries of its last rows, so that keys can be chosen again, and the other does not. A
+    third session is the self-draft, of whose chain only one step is timed.
     """
     target = model.backbone.with_prefix_cache(PrefixCache(PREFIX_CACHE_BYTES))
     (prompt,) = target.prompts(document_inputs(model, document))

@@ -25,13 +25,16 @@ WARM_UP_STEPS = 3  # Steps before those that are timed.
 
 @dataclass(frozen=True)
 class StepVariant:
-    """The median time of a captured step of one kind, and how far its logits are from ordinary."""
+    """The median time of a captured step of one kind, and how exact its logits are.
+
+    They are compared with those of an ordinary forward: the same model's, not captured.
+    """
 
     kind: str  # "kernels", "torch" or "compiled".
-    rows: int
-    context: int
+    rows: int  # New tokens of the step.
+    context: int  # Cached tokens.
     milliseconds: float
-    difference: float  # From an ordinary forward's logits, as a share of the largest of those.
+    difference: float  # The largest absolute one of a logit, over the largest ordinary |logit|.
 
 
 def measure_step_variants(
@@ -42,10 +45,11 @@ def measure_step_variants(
     repeat: int = 15,
     compiler: Callable[[Any], Any] = torch.compile,
 ) -> Iterator[StepVariant]:
-    """Times steps of ``rows`` new tokens over ``context`` cached ones, by every kind.
+    """Times steps over ``context`` cached tokens, for each number of new tokens in ``rows``.
 
-    The kinds are our kernels for few rows where this device has them, torch's attention, and
-    torch's attention with the layers compiled as a whole.
+    Each step is made in every kind, and the median of ``repeat`` steps is taken. The kinds are our
+    kernels for few rows where this device has them, torch's attention, and torch's attention with
+    the layers compiled as a whole (by ``compiler``).
     """
     kinds = {"torch": _without_kernels(model), "compiled": _with_compiled_layers(model, compiler)}
     if model.few_row_kernels is not None:

@@ -6,11 +6,12 @@ summed over the levels and rows of every single round, because T is not linear: 
 round is not the mean cost.
 
 A *bare forward* is ``Session.score`` over a filled cache as long as the prompt and half the answer;
-the draft's cache has only the share that its view kept. It includes embedding, layers, head and the
-Python around them. It is our own forward and not a bound of the machine. The ideal therefore shows
-what the loop around the forwards costs: drafting, acceptance, commits, learning, stopping, and the
-two models' competition for the processor's caches. It does not show what a faster forward could
-gain. c and T are those of chains, so a tree's mask and its wider levels count as loss.
+a draft's cache lacks the visual tokens that its view leaves out. A bare forward includes embedding,
+layers, head and the Python around them. It is our own forward and not a bound of the machine. The
+ideal therefore shows what the loop around the forwards costs: drafting, acceptance, commits,
+learning, stopping, and the two models' competition for the processor's caches. It does not show
+what a faster forward could gain. c and T are those of chains, so a tree's mask and its wider levels
+count as loss.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ class Profile:
     rest: float  # All other seconds of it.
     level: float | None  # Seconds to draft one level; None if nothing is drafted.
     bare_round: float  # gamma c + T(n), the mean over rounds.
-    bare_level: float  # c.
+    bare_level: float  # c, the median over clips.
     bare_verify: float  # T(n), the mean over rounds.
-    bare_plain: float  # T(1).
+    bare_plain: float  # T(1), the median over clips.
     ideal: Interval  # The ideal speedup, a median over clips with its interval.
     measured: Interval  # The measured speedup.
     share: Interval  # The measured speedup as a share of the ideal.

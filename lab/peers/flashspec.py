@@ -1,4 +1,4 @@
-"""Runs FlashSpec, a library for text models, on the pair's models with the clip in their prompt.
+"""Runs FlashSpec, a library for text models, on the embedded pair, with the clip in the prompt.
 
 This is one engine of the table of peers (``rows.py``), and runs in an environment of its own.
 """
@@ -23,7 +23,8 @@ class ModelWithClip(torch.nn.Module):
     """A vision-language model that can be called like a text model.
 
     FlashSpec passes ids and a KV cache but no video. So the clip of :meth:`set_clip` is added to
-    every forward that begins a cache. ``ready_time`` is when the first forward with it ended, or 0.
+    every forward that begins a cache. ``ready_time`` is when the first forward after ``set_clip``
+    ended, by ``time.perf_counter``, or 0 before that.
     """
 
     def __init__(self, model: Any) -> None:
@@ -54,7 +55,7 @@ class ModelWithClip(torch.nn.Module):
                 name: value for name, value in self.inputs.items() if name not in text_names
             }
             kinds = self.inputs["mm_token_type_ids"]
-            # Padding with 0, which is text, or cutting off where the number is negative.
+            # Padding with 0, which is text, or cutting off where ``missing`` is negative.
             missing = input_ids.shape[1] - kinds.shape[1]
             arguments["mm_token_type_ids"] = torch.nn.functional.pad(kinds, (0, missing))
         out = self.model(input_ids, past_key_values=past_key_values, **arguments)
@@ -63,7 +64,10 @@ class ModelWithClip(torch.nn.Module):
 
 
 def start(task: Task) -> Callable[[int], Turn]:
-    """Makes the engine, and returns the function that answers with at most so many tokens."""
+    """Makes the engine, and returns the function that gives one timed answer.
+
+    That function takes the largest number of tokens of the answer.
+    """
     pair = load_task(task)
     device = torch.device("cpu")
     dtype = torch.float32

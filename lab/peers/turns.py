@@ -2,8 +2,8 @@
 
 Each engine (vLLM, OpenVINO, ...) has a Python environment of its own, and a worker process in it
 answers (``lab.peers.worker``). This module starts the workers and asks them. It knows where each
-environment is, and nothing else about the engines. A row is a line of the table: an engine with one
-way to decode. A turn is one answer of a row. ``python -m lab peers`` runs this.
+environment is, and imports no engine. A row is a line of the table: an engine with one way to
+decode. A turn is one answer of a row. ``python -m lab peers`` runs this.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Worker:
     """A process in an engine's environment, which answers until ``close``.
 
     First it sends the versions of the engine's packages, and then a line of JSON for each question.
-    Where it cannot answer, ``ask`` returns a dictionary with the key "error", which says why.
+    Where it cannot answer, ``ask`` returns a dictionary with the key "error", which says why. A
+    process that ended, or took longer than ``timeout`` seconds to answer, is not started again, and
+    every later question gets that error.
     """
 
     def __init__(
@@ -126,7 +128,11 @@ class Worker:
 def run(
     plan: Plan, path: Path, on_progress: Callable[[str], None], timeout: float = 900
 ) -> dict[str, Any]:
-    """Measures a plan, and writes the results to ``path`` after every turn."""
+    """Measures a plan, and writes the results so far to ``path`` after every turn.
+
+    ``timeout`` is in seconds, for one answer. Returns all results, as ``lab.peers.rows.table``
+    reads them.
+    """
     facts: dict[str, Any] = {
         "environment": environment(),
         "settings": asdict(plan),
@@ -147,7 +153,8 @@ def measure(
     """Yields (kind, name, value) of every result.
 
     The kinds are "versions" of an environment, "answers" to compare with, "errors" of a row and
-    "runs", which are its turns. The first turn warms up and is not yielded.
+    "runs", which are its turns. The first turn warms up, and only its errors are yielded. A row
+    with an error is not asked again. An answer to compare with that fails is left out.
     """
     rows = [row for row in ROWS if row.name in plan.rows]
     with ExitStack() as stack:

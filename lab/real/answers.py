@@ -2,8 +2,9 @@
 
 The studies of real weights (``python -m lab real``, ``text``, ``seeing``) share this. A method's
 answer about a document is compared with that of transformers' ``generate()``, the reference. Two
-kinds of rows are stored: "measured" rows have a method's answer, and "looked" rows say which of the
-document's tokens the target attends to while it answers (``attention_sets.py``).
+kinds of rows are stored: "measured" rows have a method's answer, and "looked" rows what else was
+measured along ``generate()``'s answer: where in the document the target attends
+(``attention_sets.py``), or in the study ``text`` the draft's entropies.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ METHODS = (
     *("streaming/keep=0.25", "std/view=random/keep=0.25"),
 )
 ANSWER_HEADER = "<|im_start|>assistant\n"  # The text before an answer in the model's template.
-# With this penalty a greedy answer of this model hardly ever repeats itself. Without it two fifths
-# of an answer repeat what was said before, and any draft predicts a repetition.
+# With this penalty a greedy answer of SmolLM2, the model of these studies, hardly ever repeats
+# itself. Without it two fifths of an answer repeat what was said before, and any draft predicts a
+# repetition.
 REPETITION_PENALTY = 1.1
 Settings = Mapping[str, Any]
 """The arguments that ``generate()`` and every method share."""
@@ -193,7 +195,7 @@ class Results:
     """The results of a run so far, which are written to a file after each step if one is named.
 
     An interrupted run continues from its file if the model, the settings and the size of a batch
-    are the same. A stored row counts as long as its document's text is the same.
+    are the same. A stored row counts as long as its document's text and task are the same.
     """
 
     def __init__(
@@ -219,6 +221,7 @@ class Results:
         return [method for method in methods if method not in done]
 
     def has_attention(self, document: Document) -> bool:
+        """Returns whether there is a "looked" row about a document."""
         return any(_is_row_of(row, document) for row in self.facts["looked"])
 
     def reference(
@@ -258,7 +261,11 @@ class Results:
             new_path.replace(self._path)
 
     def only(self, documents: Sequence[Document], methods: Sequence[str]) -> dict[str, Any]:
-        """Returns the facts with the rows of these documents and methods alone, in their order."""
+        """Returns the facts with the rows of these documents and methods alone.
+
+        They are in the order of ``documents``, and for each document in that of ``methods``.
+        "looked" rows have no method and are chosen by document.
+        """
         measured = self.facts["measured"]
         attention_rows = self.facts["looked"]
         return {
@@ -279,7 +286,8 @@ class Results:
 def forward_costs(model: Loaded, tokens: int) -> dict[str, Any]:
     """Returns the seconds of the target's forwards over about ``tokens`` cached keys.
 
-    "rows" are the numbers of tokens in a forward, and "seconds" the time of each.
+    "context" is the exact number of keys, "rows" the numbers of tokens in a forward, and "seconds"
+    has the seconds of a forward for each of them.
     """
     target = model.backbone
     context = context_bucket(tokens)
@@ -302,7 +310,7 @@ def run_methods(
 ) -> None:
     """Measures every method and document that ``results`` do not have yet, and adds the rows.
 
-    If a method's row about one document of a batch is missing, the whole batch is answered.
+    If a method's row about one document of a batch is missing, that method answers the whole batch.
 
     Args:
         model: the target.

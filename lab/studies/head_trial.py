@@ -33,7 +33,7 @@ MODEL_METHODS = ("sd", "specvlm", "auto")
 TASKS = {"captions": "describe", "short answers": "qa"}  # The page's words -> the dialogues' task.
 SHORT_CLIPS = [Canvas("video", 8, 112, 112), Canvas("video", 16, 112, 112)]
 SEED, BATCH_SIZE = 1, 4
-RATE_SCALE = 20.0  # Of the recipe's learning rate.
+RATE_SCALE = 20.0  # Times the recipe's learning rate.
 
 Ids = tuple[int, ...]
 MethodKey = tuple[str, str]
@@ -66,7 +66,11 @@ class Row:
 
 
 def train_head(out: Path, steps: int, on_progress: Callable[[str], None]) -> None:
-    """Trains a head on drawn clips of 64 and 128 visual tokens, or goes on where a run stopped."""
+    """Trains a head, or goes on where a run in ``out`` stopped.
+
+    It is trained on drawn clips of 64 and 128 visual tokens, and on drawn pictures. ``steps`` are
+    those of the optimizer.
+    """
     settings = Settings(
         recipe="eagle3", steps=steps, seed=SEED, batch_size=BATCH_SIZE, lr_scale=RATE_SCALE
     )
@@ -86,7 +90,10 @@ def compare(
     tokens: int = 96,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, object]:
-    """Measures all methods with both drafts on unseen clips of ``size`` visual tokens."""
+    """Measures each draft's own methods on unseen clips of ``size`` visual tokens.
+
+    Answers have ``tokens`` tokens at most. The rows of the result are those of ``table``.
+    """
     target = load("shapes", dtype="float32")
     head = head_checkpoints.load_head(str(head_folder), target.backbone)
     model = load("shapes-draft", dtype="float32").backbone

@@ -2,8 +2,9 @@
 
 SpecVLM (``saccade/methods/specvlm.py``) lets the draft see a tenth of a video's tokens. Stage I
 takes the tokens that the target's text attends to most, until they have the share lambda of its
-attention. Stage II fills the rest of the tenth with evenly spaced tokens. ``mass`` is the attention
-that each visual token gets.
+attention to the video. Stage II fills the rest of the tenth with evenly spaced ones of the others.
+``mass`` is the attention that each visual token gets, as softmax weights over all keys:
+[layer, KV head, visual token], or their mean over layers and heads.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ from saccade.model.backbone import Backbone
 PRUNED = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
 CONTEXTS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 LAMBDAS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
-FIRST_CALIBRATION_CLIP = 1000  # No figure uses the clips that lambda is calibrated on.
+FIRST_CALIBRATION_CLIP = 1000  # No other figure uses the clips from here on.
 LAMBDA = 0.02  # The best one by ``measure_lambda``.
 CALIBRATED = f"specvlm/lambda={LAMBDA}"
 CRITERIA = (CALIBRATED, "random", "uniform", "frames", "fastvid", "dycoke")
-FRAMES = 4  # Of a map of attention over frames.
-FLOOR = 1e-3  # Cells below this share of the map's largest one look alike.
+FRAMES = 4  # That ``measure_attention_maps`` shows of a clip.
+# The grey scale of a map begins at this share of the map's largest cell, or above it. Cells below
+# its beginning look alike.
+FLOOR = 1e-3
 MAP_CELLS = 32  # On each side of the map of rows by rows.
 
 
@@ -55,7 +58,11 @@ def measure_step_latency(experiment: Experiment) -> Data:
 
 
 def measure_random_pruning(experiment: Experiment) -> Data:
-    """Measures Fig. 2b: tau by the share of visual tokens pruned at random, up to all of them."""
+    """Measures Fig. 2b: tau by the share of visual tokens pruned at random, up to all of them.
+
+    With a smaller draft, tau is that of ``Experiment.taus_by_view``, over several random draws for
+    each clip. The target that drafts for itself is run, with one draw.
+    """
     panel: Data = {}
     for what, draft in experiment.drafts.items():
         taus = experiment.taus_by_view([_random_view(pruned) for pruned in PRUNED], draft)
@@ -70,7 +77,8 @@ def measure_random_pruning(experiment: Experiment) -> Data:
 def measure_lambda(experiment: Experiment) -> Data:
     """Measures App. A: tau by lambda, and the share of the budget that stage I takes.
 
-    No other figure uses these clips.
+    Its clips begin with ``FIRST_CALIBRATION_CLIP``. "best" is the lambda above 0 with the largest
+    mean tau over drafts and clips.
     """
     views = {share: f"specvlm/keep=0.1/lambda={share:g}" for share in LAMBDAS}
     panel: Data = {}
@@ -165,8 +173,8 @@ def measure_attention_by_row(experiment: Experiment) -> Data:
 def _row_attention(experiment: Experiment, number: int) -> Data:
     """Returns one clip's map of attention, and its "tenth" and "alike"."""
     prompt = experiment.answered_clip(number).guide.prompt
-    mass = attention_by_row(experiment.target.backbone, prompt)
-    on_video = mass[:, prompt.visual]
+    attention = attention_by_row(experiment.target.backbone, prompt)
+    on_video = attention[:, prompt.visual]
     last_visual_row = int(prompt.visual.nonzero()[-1])
     row = torch.arange(len(on_video))
     is_text = row > last_visual_row
@@ -178,8 +186,10 @@ def _row_attention(experiment: Experiment, number: int) -> Data:
     video_end = last_visual_row + 1
     rows = {"visual queries": video_shares[is_late_visual], "text queries": video_shares[is_text]}
     return {
-        "maps": {"all rows": [_shrunk_map(mass)]},
-        "labels": [f"queries down, keys across; the video ends at row {video_end} of {len(mass)}"],
+        "maps": {"all rows": [_shrunk_map(attention)]},
+        "labels": [
+            f"queries down, keys across; the video ends at row {video_end} of {len(attention)}"
+        ],
         "tenth": {
             "visual queries": float(tenth_share[is_late_visual].mean()),
             "text queries": float(tenth_share[is_text].mean()),
@@ -194,7 +204,10 @@ def _row_attention(experiment: Experiment, number: int) -> Data:
 
 @torch.no_grad()
 def attention_by_row(target: Backbone, prompt: Prompt) -> Float[Tensor, "query key"]:
-    """Returns Hugging Face's own eager attention, the mean over layers and heads."""
+    """Returns how much each row of a prompt attends to each row, the mean over layers and heads.
+
+    It is Hugging Face's own eager attention.
+    """
     decoder = copy.deepcopy(target.model).get_decoder()
     decoder.config._attn_implementation = "eager"
     out = decoder(
@@ -206,9 +219,12 @@ def attention_by_row(target: Backbone, prompt: Prompt) -> Float[Tensor, "query k
     return torch.stack([layer[0].mean(0) for layer in out.attentions]).mean(0).double()
 
 
-def _shrunk_map(mass: Float[Tensor, "query key"]) -> list[list[float]]:
-    """Shrinks a map to ``MAP_CELLS`` a side, and divides it by its largest cell."""
-    cells = torch.nn.functional.adaptive_max_pool2d(mass[None], MAP_CELLS)[0]
+def _shrunk_map(attention: Float[Tensor, "query key"]) -> list[list[float]]:
+    """Returns a map of ``MAP_CELLS`` cells a side, divided by its largest cell.
+
+    A cell has the largest attention of the rows and keys that it covers.
+    """
+    cells = torch.nn.functional.adaptive_max_pool2d(attention[None], MAP_CELLS)[0]
     return np.round((cells / cells.max()).numpy(), 5).tolist()
 
 
@@ -216,7 +232,8 @@ def measure_layer_latency(experiment: Experiment) -> Data:
     """Measures Fig. 2a and Table 6: milliseconds of a draft's step by its parts.
 
     Parts are attention, FFNs and one layer, beside the whole step, over caches of growing length.
-    They are timed in the unfused model, whose modules can be timed apart.
+    They are timed in the unfused model, whose modules can be timed apart. The intervals are those
+    of medians over repeats.
     """
     model = Backbone(experiment.draft.backbone.model, fused=False)
     parts = {"attention": "self_attn", "FFN": "mlp"}
@@ -276,9 +293,10 @@ def time_modules(
 
 
 def measure_attention_tail(experiment: Experiment) -> Data:
-    """Measures Fig. 5: the shares of attention that visual tokens get, most attended first.
+    """Measures Fig. 5: the shares of the attention to a video that its tokens get.
 
-    ``clips_tenth`` has what the most attended tenth gets in each clip.
+    The most attended token is first, and shares of a rank are means over clips. ``clips_tenth`` has
+    the share that the most attended tenth gets in each clip.
     """
     shares_by_clip = []
     for number in range(experiment.clips):
@@ -351,7 +369,8 @@ def _measure_choices(experiment: Experiment, views: dict[str, str]) -> Data:
 
 
 def measure_stages(experiment: Experiment) -> Data:
-    """Measures Fig. 8: what tau loses without a stage, clip by clip."""
+    """Measures Fig. 8: the difference of tau without a stage, or with another lambda, from tau with
+    both stages, clip by clip."""
     views = {
         "without stage II\n(attention alone)": "attention/keep=0.1",
         "without stage I\n(evenly spread)": "uniform/keep=0.1",
@@ -366,8 +385,8 @@ def measure_tau_differences(
 ) -> Data:
     """Measures tau under each view less tau under the view ``whole``, clip by clip, by each draft.
 
-    ``whole`` is a view with all its stages, and ``views`` are named by what they lack. ``across``
-    is the text below the figure.
+    ``whole`` is a view with all its stages, and ``views`` has others, named by how they differ from
+    it. ``across`` is the text below the figure.
     """
     rows: Data = {name: {} for name in views}
     taus_by_draft: Data = {}

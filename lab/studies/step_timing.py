@@ -9,7 +9,8 @@ from saccade.bench.measures import Interval
 from saccade.drafting.shapes import cost_measurement
 from saccade.model.backbone import Backbone
 
-WARM_UP, REPEATS = 2, 21
+WARM_UP = 2  # Forwards of each size that do not count, before those that do.
+REPEATS = 21  # Forwards of each size that count.
 
 
 def step_milliseconds(
@@ -17,7 +18,8 @@ def step_milliseconds(
 ) -> list[Interval]:
     """Returns the median milliseconds of a forward, for each (requests, tokens of each request).
 
-    These sizes take turns. Each median has its interval.
+    The sizes take turns. Each median has its interval over the repeats. ``context`` is the number
+    of cached tokens of each request.
     """
     room = max(rows for _, rows in sizes)
     sessions = [

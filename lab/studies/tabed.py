@@ -191,8 +191,8 @@ def measure_windows(experiment: Experiment) -> Data:
 def measure_latency(experiment: Experiment) -> Data:
     """Measures Fig. 5-6 and Table 6: milliseconds of steps of the draft and the target.
 
-    A draft's step is for B requests, and the target's is for gamma tokens. A third panel has their
-    ratio.
+    A draft's step is for B requests, and the target's is for gamma tokens. A third panel has the
+    ratio of a draft's step to a target's step of one token.
     """
     target, draft = experiment.target.backbone, experiment.draft.backbone
     t_q: dict[str, list[Interval]] = {f"B = {batch}": [] for batch in BATCHES}
@@ -204,8 +204,9 @@ def measure_latency(experiment: Experiment) -> Data:
         judging = step_milliseconds(target, context, [(1, gamma) for gamma in GAMMAS])
         for own, interval in zip((*t_q.values(), *t_p.values()), drafting + judging, strict=True):
             own.append(interval)
-        for own_ratio, (middle, _, _) in zip(ratio.values(), drafting, strict=True):
-            own_ratio.append(middle / judging[0][0])
+        target_milliseconds, _, _ = judging[0]  # GAMMAS begins with one token.
+        for own_ratio, (draft_milliseconds, _, _) in zip(ratio.values(), drafting, strict=True):
+            own_ratio.append(draft_milliseconds / target_milliseconds)
     return {
         "x": "keys S in each cache (log scale)",
         "at": list(CONTEXTS),
@@ -237,7 +238,8 @@ def measure_stages(experiment: Experiment) -> Data:
                 experiment.target, "Describe the images in detail.", images=pictures[:count]
             )
             result = run(
-                *(experiment.target.backbone, inputs),
+                experiment.target.backbone,
+                inputs,
                 method="ar",
                 max_new_tokens=experiment.tokens,
                 do_sample=False,

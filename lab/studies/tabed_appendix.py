@@ -38,17 +38,18 @@ from saccade.inputs import Loaded, ask
 from saccade.inputs.captions import SHAPES, ImageToText, captioner
 from saccade.world.suites import TASKS, suites
 
-TURNS = 5  # How often each captioner and the target are timed on a clip, after a warm-up.
+TURNS = 5  # How often each captioner and the target are timed on a prompt, after a warm-up.
 PICTURES = (1, 2, 5)  # How many pictures a prompt has, in one row each.
 CAPTION_TOKENS = 20  # Tokens of a caption by random weights, which never end one.
 SUFFIX = {256: "", 2048: "-2k"}  # The end of a suite's name, by its visual tokens.
 
 
 def measure_captioners(experiment: Experiment) -> Data:
-    """Measures Table 4: the time of captioning one frame, over the target's time to first token.
+    """Measures Table 4: the time of a prompt's captions, over the target's time to first token.
 
-    Times are processor seconds, which a busy machine changes little. With one thread they equal the
-    seconds of an idle machine's clock.
+    A caption is made of every picture of the prompt, or of one frame of its video. Times are
+    processor seconds, which a busy machine changes little. With one thread they equal the seconds
+    of an idle machine's clock.
     """
     blip = small_blip()
     blip_size = sum(each.numel() for each in blip.model.parameters())
@@ -126,10 +127,10 @@ def _decode_first_token(experiment: Experiment, inputs: Inputs) -> None:
 
 
 def small_blip() -> ImageToText:
-    """Makes a captioner of BLIP's architecture with random weights, which serves to time one alone.
+    """Makes a captioner of BLIP's architecture with random weights, which is good for timing alone.
 
-    Like BLIP it sees 576 patches. Its size is to the embedded target's about what BLIP's is to a 7B
-    model's. It never ends a caption by itself.
+    It has no frames yet. Like BLIP it sees 576 patches. Its size is to the embedded target's about
+    what BLIP's is to a 7B model's. It never ends a caption by itself.
     """
     vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]", *(f"w{i}" for i in range(500))]
     layers = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 2}
@@ -162,7 +163,8 @@ def small_blip() -> ImageToText:
 def measure_quality(experiment: Experiment) -> Data:
     """Measures Table 5: how right the target's answers are, with and without its media.
 
-    The drafts' own answers are beside them. Raises OptionError for a size without suites.
+    The drafts' own answers are beside them. Only the first question of each item is asked. Raises
+    OptionError for a size without suites.
     """
     if experiment.size not in SUFFIX:
         raise OptionError(

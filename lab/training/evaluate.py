@@ -1,9 +1,8 @@
 """Measures how often a saved model of the pair predicts the next token of true answers.
 
-The answers are about unseen clips, and each prediction follows the true tokens before it
-(teacher-forced accuracy). ``python -m lab eval`` prints it. There are three views: the clip's own
-pixels, another clip's pixels, which shows what the words alone give away, and no visual tokens.
-Seeds start at `FIRST_EVAL_SEED`, which training never draws.
+The answers are about unseen clips or pictures, and each prediction follows the true tokens before
+it (teacher-forced accuracy). ``python -m lab eval`` prints it. The seeds of the samples are above
+`FIRST_EVAL_SEED`, and training draws only seeds below it.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,6 +29,8 @@ from lab.training.model import PAIR, Forward, embed
 from saccade.world.train_draft.samples import FIRST_EVAL_SEED, Canvas
 
 View = Literal["own", "other", "none"]
+"""What the model sees: the sample's own pixels, those of another sample, which shows what the words
+alone give away, or no visual tokens."""
 VIEWS: tuple[View, ...] = ("own", "other", "none")
 
 
@@ -47,7 +48,7 @@ class Counts(NamedTuple):
 class Family(NamedTuple):
     """How models of one family are loaded, what their prompts look like, and how they compute."""
 
-    load: Callable[[Path], Any]
+    load: Callable[[Path], Any]  # Returns the model that is saved in a folder.
     form: PromptForm
     forward: Forward
 
@@ -64,13 +65,17 @@ def evaluation_batches(
     max_objects: int = 6,
     form: PromptForm = QWEN25,
 ) -> list[Batch]:
-    """Returns the evaluation batches of a canvas, which are the same for every model."""
+    """Returns samples of a canvas in batches, the shortest texts first.
+
+    The seeds are fixed, so all models of a family are measured on the same samples.
+    """
     first = FIRST_EVAL_SEED + 1_000_000
     seeds = range(first, first + samples)
     rows = [draw_example(proc.tokenizer, canvas, s, task, max_objects, form) for s in seeds]
     rows.sort(key=lambda r: len(r.ids))
-    # Batches of about eight. A last sample is not alone, because under the view "other" each sample
-    # of a batch sees the visual tokens of another one.
+    # Batches of about eight. A single last sample joins the batch before it, because under the view
+    # "other" each sample of a batch sees the visual tokens of another one. If there is only one
+    # sample in all, it sees its own under that view.
     batches = [rows[i : i + 8] for i in range(0, samples, 8)]
     if len(batches) > 1 and len(batches[-1]) == 1:
         batches[-2:] = [batches[-2] + batches[-1]]
@@ -95,7 +100,10 @@ def logits_under_view(
 
 
 def count_right(scores: Tensor, batch: Batch) -> Counts:
-    """Counts the right predictions of logits."""
+    """Counts the answer tokens of a batch that these logits predict right.
+
+    ``scores`` is [answer tokens, vocabulary], as ``logits_under_view`` returns it.
+    """
     at = batch.labels >= 0
     labels = batch.labels[at]
     kinds = batch.kinds[at]
@@ -134,7 +142,7 @@ def teacher_forced(
     max_objects: int = 6,
     family: Family = EMBEDDED_FAMILY,
 ) -> dict[View, dict[str, float]]:
-    """Returns the accuracies of a saved model under each view, computed in float32."""
+    """Returns what ``summarize`` says of a saved model, by view."""
     model = family.load(folder).eval()
     proc = AutoProcessor.from_pretrained(folder)
     batches = evaluation_batches(
