@@ -51,6 +51,7 @@ RUN = "sage-2k"
 AUTOCORRELATION = Unit("autocorrelation less white noise's 97.5 %", "difference")
 KEPT_RATIO = Unit("accepted tokens, ratio to no pruning", "ratio")
 GAP = Unit("SAGE over SpecVLM in accepted tokens, ratio", "ratio")
+GROWTH = Unit("SAGE's lead at the longest answers, ratio to that at the shortest", "ratio")
 PLANNING = Unit("planning's share of an answer's seconds", "value", is_time=True, digits=4)
 RISE = Unit("accepted share of places, more than one fifth of alpha below", "difference")
 WHOLE_PATHS = Unit("share of confident paths accepted whole", "value")
@@ -124,10 +125,10 @@ def judge_answer_length(results: StoredResults) -> Finding:
 
 def judge_growing_lead(results: StoredResults) -> Finding:
     """Judges the ratio of two leads: that at the longest length over that at the shortest."""
-    suites = results.figure_suites("sage-length", GAP, [CLIPS], ["sage"])
+    suites = results.figure_suites("sage-length", GROWTH, [CLIPS], ["sage"])
     longest, shortest = (_lead(results, at).interval for at in (-1, 0))
-    growth = of_intervals("longest over shortest", CLIPS, GAP, longest, shortest, suites.items)
-    return judge_by_rule(suites, GAP, HIGHER_RATIO, [growth])
+    growth = of_intervals("longest over shortest", CLIPS, GROWTH, longest, shortest, suites.items)
+    return judge_by_rule(suites, GROWTH, HIGHER_RATIO, [growth])
 
 
 def judge_pruning(results: StoredResults) -> Finding:

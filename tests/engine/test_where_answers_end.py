@@ -68,3 +68,18 @@ def test_a_rejected_end_token_ends_nothing():
     result = run_on_video(qwen25(), None, stubbed(lambda *_: chain([end] * 3)), eos_token_id=end)
     assert result.ids == greedy_ids(24) and result.finish_reason == "length"
     assert result.acceptance_rate == 0.0
+
+
+@pytest.mark.parametrize("limit", [2, 4, 9])
+def test_a_draft_that_goes_beyond_the_limit_is_cut_there(limit):
+    """Claim: a draft that knows no limit, such as one that was copied, and is right about every
+    token adds only as many tokens as the answer may have, in its rounds too."""
+
+    def next_tokens(request, text, number):
+        return chain(list(greedy_ids(24)[len(text) :][:12]))
+
+    result = run_on_video(qwen25(), None, stubbed(next_tokens), max_new_tokens=limit)
+    assert result.ids == greedy_ids(limit) and result.finish_reason == "length"
+    assert tuple(token for each in result.rounds for token in each.emitted) == result.ids
+    last = result.rounds[-1]
+    assert last.own is None and last.kind is None and len(last.accepted) == limit - 1

@@ -412,8 +412,9 @@ BUGS = (
         find="Verdict($verdict.path[:$count], $verdict.accepted[:$count], own=None, kind=None)",
         plant="Verdict($verdict.path, $verdict.accepted, own=None, kind=None)",
         tests=(
-            "engine/test_parallel.py::test_an_answer_ends_wherever_it_should",
-            "engine/test_generate.py",
+            "engine/test_where_answers_end.py::"
+            "test_a_draft_that_goes_beyond_the_limit_is_cut_there",
+            "engine/test_where_answers_end.py::test_tokens_after_the_end_count_nowhere",
         ),
     ),
     PlantedBug(
