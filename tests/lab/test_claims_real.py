@@ -82,7 +82,7 @@ def test_seconds_follow_keys_read(tmp_path):
 
 def test_acceptance_and_keys(tmp_path):
     """Claim: std is accepted most where it is at both shares; fewer keys are read where alpha is
-    above the share kept and a ninth."""
+    above the share kept and one over an answer's own gamma, be it nine or one."""
     accepted = {"std/keep=0.1": 0.6, "std/keep=0.25": 0.15}
     accepted |= {"streaming/keep=0.1": 0.5, "streaming/keep=0.25": 0.2}
     measured = [
@@ -92,10 +92,14 @@ def test_acceptance_and_keys(tmp_path):
             "accepted": value + number / 1000,
             "prompt_tokens": 1000,
             "kept": 100,
+            "drafted": 9.0,
         }
         for method, value in accepted.items()
         for number in range(COUNT)
     ]
+    short_drafts = [{**row, "drafted": 1.0} for row in measured]
+    results = write(tmp_path, measured=short_drafts, looked=[])
+    assert real.judge_fewer_keys(results).verdict == "does not hold"
     results = write(tmp_path, measured=measured, looked=[])
     assert real.judge_acceptance(results).verdict == "partly"
     assert real.judge_fewer_keys(results).verdict == "partly"  # .6 and .15 against .1 + 1/9

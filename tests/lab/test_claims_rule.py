@@ -25,6 +25,7 @@ from lab.claims.rule import (
     HIGHER_RATIO,
     MIN_ITEMS,
     MORE,
+    NOT_LESS,
     SAME,
     Claimed,
     Comparison,
@@ -218,3 +219,26 @@ def test_a_run_made_again_is_no_longer_outdated(monkeypatch):
     assert not outdated.reason("run", "a", False, ["hippo/early=wait"])
     assert outdated.reason("run", "a", False, ["sd/shape=sage"]) == "wide"
     assert not outdated.reason("run", "b", True, ["sd/shape=sage"])
+
+
+def test_a_rival_that_was_not_run_leaves_no_claim_whole():
+    """Claim: what holds against the rivals that were run holds partly, and the number names the one
+    that was not. What does not hold against one of them does not hold."""
+    for low, high, expected in ((0.1, 0.5, "partly"), (-0.5, -0.1, "does not hold")):
+        finding = judge(ONE, TOKENS, MORE, [comparison(low, high)], not_run="LayerSkip")
+        assert finding.verdict == expected and "LayerSkip was not run" in finding.number
+
+
+def test_close_to_the_best_has_no_bound_above():
+    """Claim: a method that is better than the one it is compared with is close to the best."""
+    cases = ((1.02, 1.4, "holds"), (0.96, 1.01, "holds"), (0.9, 1.2, "not shown"))
+    for low, high, expected in cases:
+        ratio = Comparison("own over M", "captions", SPEED, ((low + high) / 2, low, high), 12)
+        assert judge(ONE, SPEED, NOT_LESS, [ratio]).verdict == expected
+
+
+def test_only_answers_that_can_fade_tell_whether_they_do():
+    """Claim: an answer of ten rounds or fewer has no ratio of its first ten rounds to all."""
+    assert specvlm.first_rounds_ratio((3,) * 10) is None
+    assert specvlm.first_rounds_ratio((0,) * 12) is None
+    assert specvlm.first_rounds_ratio((2,) * 10 + (0,) * 10) == 2
