@@ -104,7 +104,7 @@ def caption(
     with explain_interruption(what_stays), progress_line("loading the models") as say:
 
         def say_progress(current: Progress) -> None:
-            is_last_line = current.done == current.total
+            is_last_line = current.done == current.whole
             say(str(current), is_last_line)
 
         progress = caption_run.run_jobs(
@@ -121,7 +121,7 @@ def caption(
         return
     hint = "; --retry-errors does these again" if progress.errors else ""
     out.print(
-        f"{path} has {progress.done} of {progress.total} rows, "
+        f"{path} has {progress.done} of {progress.whole} rows, "
         f"{progress.errors} of them errors{hint}",
         markup=False,
         soft_wrap=True,

@@ -27,7 +27,7 @@ MAX_UNEXPECTED_ERRORS = 10
 class Progress:
     """How far a run of jobs has come."""
 
-    total: int  # How many jobs there are.
+    whole: int  # How many jobs there are.
     done: int  # How many of them have a row in the file.
     errors: int  # How many of them have a row that is an error.
     fresh: int  # How many rows this run has written.
@@ -35,11 +35,11 @@ class Progress:
 
     def __str__(self) -> str:
         """Returns a line for people, with the speed and the time left once rows were written."""
-        counts = f"{self.done} of {self.total} done, {self.errors} errors"
+        counts = f"{self.done} of {self.whole} done, {self.errors} errors"
         if not self.fresh or not self.seconds:
             return counts
         rate = self.fresh / self.seconds
-        time_left = timedelta(seconds=int((self.total - self.done) / rate))
+        time_left = timedelta(seconds=int((self.whole - self.done) / rate))
         return f"{counts}, {rate:.2f} a second, {time_left} left"
 
 

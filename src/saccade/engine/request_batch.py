@@ -523,7 +523,7 @@ class RequestBatch:
         prunes_nothing = drafts_from_target_keys and not sees_all_keys and not visual_tokens
         # ``drafts`` is False also for a recipe whose drafter only copies repeated text.
         gave_drafting_up = self.requested_recipe.drafts and not drafts
-        reason = WORKS_WITHOUT_DRAFT_MODEL if self.draft is None else DRAFT_DOES_NOT_PAY
+        reason = NO_DRAFT_MODEL if self.draft is None else DRAFT_DOES_NOT_PAY
         has_copies = Capability.COPIES in self.recipe.shape.offers
         # The draft's rules leave out the logits processors that may remember earlier calls.
         draft_ignores_processors = drafts and self.rules[number] != self._draft_rules[number]
@@ -582,7 +582,7 @@ DRAFT_RESTARTED = (
     "this turn has new media, and a draft of this kind (in a process of its own, or with words in "
     "the place of pictures) reads such a conversation from its beginning; the target does not"
 )
-WORKS_WITHOUT_DRAFT_MODEL = "no draft model was given and the target's own drafts do not pay here"
+NO_DRAFT_MODEL = "no draft model was given and the target's own drafts do not pay here"
 DRAFT_DOES_NOT_PAY = (
     "in earlier answers this draft did not pay here (it is tried again from time to time)"
 )

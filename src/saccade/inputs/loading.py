@@ -175,8 +175,9 @@ def load(
     domain = read_training_domain(name)
     model_class = architectures.model_class(config)
     families.refuse_unsupported(config, architectures.text_config(config))
+    packed_by = packed_checkpoints.settings_of(config).get("quant_method")
     if quantize is not None:
-        _refuse_packed(name, config)
+        _refuse_packed(name, packed_by)
     if tp:
         settings |= architectures.tensor_parallel_arguments(name, architectures.text_config(config))
     quantized_bits = None if quantize is None else quantizer_bits(quantize)
@@ -185,7 +186,6 @@ def load(
     # here. Memory is then counted, and the model is made, as for a checkpoint of plain weights.
     packing = packed_checkpoints.packing_to_unpack(config, single_device, is_draft=is_draft)
     stored_config = config
-    is_packed = packed_checkpoints.settings_of(config).get("quant_method") is not None
     if packing is not None:
         config = packed_checkpoints.plain_config(config)
     footprint.refuse_if_too_large(
@@ -196,7 +196,7 @@ def load(
         bits=quantized_bits,
         rounding=rounding,
         is_draft=is_draft,
-        is_packed=is_packed,
+        is_packed=packed_by is not None,
         trust_remote_code=trust_remote_code,
     )
     processor = read_processor(name, config, trust_remote_code=trust_remote_code)
@@ -233,7 +233,7 @@ def load(
                 bits=quantized_bits,
                 rounding=rounding,
                 is_draft=is_draft,
-                is_packed=is_packed,
+                is_packed=packed_by is not None,
             )
             raise ModelError(message) from error
         packing_note = packed_checkpoints.explain(stored_config)
@@ -247,9 +247,8 @@ def load(
     return loaded
 
 
-def _refuse_packed(name: str, config: Any) -> None:
-    """Raises OptionError for a checkpoint that is quantised already."""
-    method = packed_checkpoints.settings_of(config).get("quant_method")
+def _refuse_packed(name: str, method: str | None) -> None:
+    """Raises OptionError for a checkpoint that a quantizer's ``method`` has packed already."""
     if method is not None:
         raise OptionError(
             f"{name} is in few bits already ({method}): leave quantize (--quantize) and "

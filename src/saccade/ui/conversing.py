@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from saccade.answering.chat_model import Chat, Model
-from saccade.answering.coloured_text import IncrementalDecoder
-from saccade.core.answer_text import TextDecoder
-from saccade.core.errors import INVALID_LOGITS_MESSAGE, ModelError, OptionError
+from saccade.core.errors import OptionError
 from saccade.inputs.media import Clip
 from saccade.inputs.subjects import is_text_file, read_document
 from saccade.ui import pictures
-from saccade.ui.page_run import PageSettings, read_clip
+from saccade.ui.page_run import PageSettings, growing_answer, read_clip
 
 
 @dataclass(frozen=True)
@@ -101,17 +98,7 @@ class PageConversation:
             stream = conversation.chat.stream(
                 question, uploads.clips or None, documents=uploads.documents
             )
-            decoder = IncrementalDecoder(TextDecoder(self.model.pair.target.decode))
-            text = ""
-            # Who leaves in the middle of an answer closes this generator. The next question would
-            # be refused if the stream stayed open.
-            with closing(stream):
-                for round in stream:
-                    text += str(decoder.styled_text(round.to_record()))
-                    yield text
-            (result,) = stream.results
-            if result.finish_reason == "error":
-                raise ModelError(INVALID_LOGITS_MESSAGE)
+            result = yield from growing_answer(stream, self.model.pair.target.decode)
         except Exception:
             if not conversation.exchanges:
                 # The first question of the conversation failed, so another tab may begin one.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,10 +17,13 @@ from typing import Any
 import numpy as np
 
 from saccade.answering.chat_model import stream_answer
-from saccade.core.errors import OptionError
-from saccade.core.result import RoundRecord
+from saccade.answering.coloured_text import IncrementalDecoder
+from saccade.core.answer_text import Decode, TextDecoder
+from saccade.core.errors import INVALID_LOGITS_MESSAGE, ModelError, OptionError
+from saccade.core.result import Result, RoundRecord
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Captioner, TextMaker
+from saccade.engine.generate import Stream
 from saccade.inputs import Pair, clip_arguments, media
 from saccade.inputs.checkpoints import EMBEDDED_TARGET
 from saccade.inputs.media import Clip
@@ -200,3 +204,22 @@ def _sampling_settings(question: PageQuestion) -> dict[str, Any]:
     if sampled:
         settings["temperature"] = question.temperature
     return settings
+
+
+def growing_answer(stream: Stream, decode: Decode) -> Generator[str, None, Result]:
+    """Yields an answer's text as it grows, and returns the whole result.
+
+    Whoever leaves in the middle of an answer closes this generator. Then the stream is closed too,
+    because the next question would be refused if it stayed open. Raises ModelError for an answer
+    that ended because of invalid logits.
+    """
+    decoder = IncrementalDecoder(TextDecoder(decode))
+    text = ""
+    with closing(stream):
+        for round in stream:
+            text += str(decoder.styled_text(round.to_record()))
+            yield text
+    (result,) = stream.results
+    if result.finish_reason == "error":
+        raise ModelError(INVALID_LOGITS_MESSAGE)
+    return result

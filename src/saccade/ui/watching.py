@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from saccade.answering.chat_model import Model
-from saccade.answering.coloured_text import IncrementalDecoder
 from saccade.answering.live_video import Live, Window
-from saccade.core.answer_text import TextDecoder
-from saccade.core.errors import INVALID_LOGITS_MESSAGE, ModelError, OptionError
+from saccade.core.errors import OptionError
 from saccade.ui import pictures
-from saccade.ui.page_run import PageSettings, read_clip
+from saccade.ui.page_run import PageSettings, growing_answer, read_clip
 
 SHOWN_FRAMES = 8  # The page's strip shows this many of the latest frames.
 FPS = 2.0  # How many frames of each second of the video are read.
@@ -89,17 +86,7 @@ class PageWatcher:
             raise OptionError("there is no question: write one")
         stream = watching.live.stream(question)
         _, end = watching.live.kept_seconds
-        decoder = IncrementalDecoder(TextDecoder(self.model.pair.target.decode))
-        text = ""
-        # Who leaves in the middle of an answer closes this generator. The next question would be
-        # refused if the stream stayed open.
-        with closing(stream):
-            for round in stream:
-                text += str(decoder.styled_text(round.to_record()))
-                yield text
-        (result,) = stream.results
-        if result.finish_reason == "error":
-            raise ModelError(INVALID_LOGITS_MESSAGE)
+        result = yield from growing_answer(stream, self.model.pair.target.decode)
         text = result.text or ""
         watching.exchanges.append((end, question, text))
         yield text

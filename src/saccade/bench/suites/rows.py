@@ -18,7 +18,7 @@ from typing import Any
 
 from saccade.bench.suites.types import LayoutError
 from saccade.core.errors import OptionError, how_to_install
-from saccade.core.json_text import parse_json
+from saccade.core.json_text import read_json
 
 Row = Mapping[str, Any]
 
@@ -191,13 +191,7 @@ def _read_group(path: Path, group: int, modified_ns: int) -> Any:
 
 def _read_json(path: Path) -> list[Row]:
     """Returns the rows of a JSON file, or of a .jsonl file with one row a line."""
-    text = path.read_text(encoding="utf-8")
-    rows: Any
-    if path.suffix == ".jsonl":
-        # splitlines() would also split at line ends that JSON may have unescaped in a text.
-        rows = [parse_json(line) for line in text.split("\n") if line.strip()]
-    else:
-        rows = parse_json(text)
+    rows = read_json(path)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise LayoutError(f"{path.name} is not a list of rows")
     return rows

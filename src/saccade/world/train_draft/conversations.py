@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from saccade.core.errors import OptionError
-from saccade.core.json_text import parse_json
+from saccade.core.json_text import read_json
 from saccade.core.tree import common_length
 from saccade.inputs import Loaded, media, questions
 from saccade.world.train_draft.samples import append_answer, collate, draw_kept_mask
@@ -59,13 +59,7 @@ def read_conversations(data: str, folder: str | None = None) -> tuple[LlavaConve
     path = Path(data)
     root = path.parent if folder is None else Path(folder)
     try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".jsonl":
-            # ``splitlines`` would also split at other characters, such as U+2028, which may occur
-            # inside a string of JSON.
-            rows = [parse_json(line) for line in text.split("\n") if line.strip()]
-        else:
-            rows = parse_json(text)
+        rows = read_json(path)
     except OSError as error:
         raise OptionError(f"cannot read {data}: {error.strerror}") from error
     except ValueError as error:
