@@ -269,6 +269,8 @@ def test_a_sampled_draft_that_is_the_target_is_never_refused():
         result = answer(draft, f"pearl/shape=chain-{gamma}", **SAMPLED, max_new_tokens=40)
         assert result.fallback_reason is None and drafted(result) >= 37
         assert all(round.kind != "recovered" for round in result.forwards)
+        # The draft leaves the answer's last token to the target, in the last round alone.
+        assert all(round.own is None for round in result.forwards[:-1])
 
 
 def test_a_sampled_batch_by_the_target_itself_is_never_refused():
@@ -286,3 +288,5 @@ def test_a_sampled_batch_by_the_target_itself_is_never_refused():
     )
     kinds = [round.verdict.kind for round in rounds if len(round.tree)]
     assert len(kinds) > 5 and "recovered" not in kinds
+    # Each request's last token may be the target's own.
+    assert len([kind for kind in kinds if kind is not None]) <= 3

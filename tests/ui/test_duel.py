@@ -288,7 +288,7 @@ def test_a_picture_that_fails_costs_no_answer(
 @pytest.mark.parametrize(
     ("question", "error", "says"),
     [
-        ({"method": "hippo/shape=tree"}, MethodError, "shape=chain-N"),
+        ({"method": "hippo/shape=tree"}, MethodError, "after each token .* shape=chain-N"),
         ({"method": "nothing"}, MethodError, "unknown method"),
         ({"tokens": 0}, Exception, "1 to 1024 tokens"),
         ({"temperature": -1.0}, Exception, "temperature is a number from 0"),

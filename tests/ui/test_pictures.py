@@ -233,4 +233,4 @@ def test_a_method_is_explained_or_refused_in_a_sentence() -> None:
     possible, words = method_controls.explain_method("specvlm/shape=fit")
     assert possible and "view specvlm" in words and "shape fit" in words
     possible, words = method_controls.explain_method("pearl/shape=tree")
-    assert not possible and "shape=chain-N" in words
+    assert not possible and "after each token" in words and "shape=chain-N" in words
